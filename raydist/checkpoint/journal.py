@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The run's journal: append-only entries that decide what exists and who may write.
+
+Entry n + 1 is created only if absent, so of two writers one loses, reads on and learns who
+holds the run. Entries are consecutive: the tail is found by probing keys, never by listing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from raydist.checkpoint import layout
+from raydist.errors import CheckpointError, ObjectMissingError, StorageError
+from raydist.storage import ObjectStore
+
+EntryKind = Literal["opened", "committed", "abandoned", "pruned", "closed"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One journal entry.
+
+    Fields:
+        number: Its place, from 1.
+        attempt: The attempt that wrote it; attempts only grow.
+        driver: Identity of the submission that the attempt belongs to.
+        holder: Host and process of the writer, for people and for the liveness check.
+        last_commit: Number of the newest `committed` entry up to and including this one.
+        facts: What the kind adds: step, manifest key, size and checksum; or why.
+    """
+
+    number: int
+    kind: EntryKind
+    attempt: int
+    driver: str
+    holder: str
+    unix_s: float
+    last_commit: int | None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Journal:
+    """Entries of one run on a store rooted at the run."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def read(self, number: int) -> Entry | None:
+        """Return entry ``number``, or None when it was never written.
+
+        Raises:
+            CheckpointError: It is there and cannot be read.
+        """
+        key = layout.journal_key(number)
+        try:
+            return Entry(**json.loads(self._store.get(key)))
+        except ObjectMissingError:
+            return None
+        except (ValueError, TypeError) as error:
+            raise CheckpointError(
+                problem=f"Journal entry {key} cannot be read: {error!r}.",
+                way_out="Restore it from a copy of the run, or start under another name.",
+            ) from error
+
+    def tail(self) -> Entry | None:
+        """Return the newest entry, or None for a run without one.
+
+        With a fresh hint: 3 requests. Without: a number logarithmic in the entries.
+        """
+        entry = self.read(self._hint())
+        low, step = (entry.number, 1) if entry else (0, 1)
+        high = low + step
+        while (probe := self.read(high)) is not None:
+            entry, low, step = probe, high, step * 2
+            high = low + step
+        while high - low > 1:
+            middle = (low + high) // 2
+            probe = self.read(middle)
+            if probe is None:
+                high = middle
+            else:
+                entry, low = probe, middle
+        return entry
+
+    def newest_commit(self, tail: Entry | None) -> Entry | None:
+        """Return the newest commit as seen from ``tail``."""
+        if tail is None or tail.last_commit is None:
+            return None
+        return tail if tail.number == tail.last_commit else self.read(tail.last_commit)
+
+    def older_commit(self, commit: Entry) -> Entry | None:
+        """Return the commit before ``commit``, or None."""
+        before = self.read(commit.number - 1) if commit.number > 1 else None
+        return self.newest_commit(before)
+
+    def append(self, entry: Entry) -> None:
+        """Create ``entry`` at its number.
+
+        Raises:
+            ObjectExistsError: Somebody was faster.
+        """
+        raw = json.dumps(dataclasses.asdict(entry)).encode()
+        self._store.put(layout.journal_key(entry.number), raw, if_absent=True)
+        try:
+            self._store.put(layout.JOURNAL_HINT_KEY, str(entry.number).encode())
+        except StorageError:
+            return  # The entry stands; a stale hint costs the next reader a few probes.
+
+    def _hint(self) -> int:
+        try:
+            return max(1, int(self._store.get(layout.JOURNAL_HINT_KEY)))
+        except (ObjectMissingError, ValueError):
+            return 1
+
+
+

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The manifest: everything a checkpoint is, in one JSON object written last."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from awscrt import checksums
+
+from raydist.checkpoint.objects import DataObject, StoredRange
+from raydist.checkpoint.ranges import DTYPE_BYTES, TensorSpec, check_cover
+from raydist.errors import CheckpointError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """How far the run had come.
+
+    Fields:
+        step: Optimizer steps done, skipped ones among them.
+        data_position: Samples consumed since the start; the whole of the data's state.
+        epoch: data_position over the corpus's samples.
+        tokens: Tokens seen.
+        skipped_steps: Steps whose update was left out as non-finite.
+    """
+
+    step: int
+    data_position: int
+    epoch: int
+    tokens: int
+    skipped_steps: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """One checkpoint.
+
+    Fields:
+        tensors: Logical tensors by key.
+        objects: Data objects; ranges name them by index.
+        ranges: For each tensor key, (object index, StoredRange) that together cover it.
+        scalars: Optimizer scalars (Adam's step count) by name.
+    """
+
+    run: str
+    attempt: int
+    world_size: int
+    strategy: str
+    precision: str
+    config_hash: str
+    created_unix_s: float
+    versions: dict[str, str]
+    progress: Progress
+    scalars: dict[str, float]
+    tensors: dict[str, TensorSpec]
+    objects: tuple[DataObject, ...]
+    ranges: dict[str, tuple[tuple[int, StoredRange], ...]]
+    format: int = FORMAT
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all data objects."""
+        return sum(o.bytes for o in self.objects)
+
+    def check(self) -> None:
+        """Prove that the ranges cover every tensor once and lie inside their objects.
+
+        Raises:
+            CheckpointError: They do not.
+        """
+        if self.tensors.keys() != self.ranges.keys():
+            odd = sorted(self.tensors.keys() ^ self.ranges.keys())
+            raise CheckpointError(problem=f"Tensors and ranges differ in {', '.join(odd[:3])}.")
+        for key, stored in self.ranges.items():
+            spec = self.tensors[key]
+            check_cover(key, spec.numel, ((r.offset, r.length) for _, r in stored))
+            for index, r in stored:
+                end = r.byte_start + r.length * DTYPE_BYTES[spec.dtype]
+                if not 0 <= index < len(self.objects) or end > self.objects[index].bytes:
+                    raise CheckpointError(problem=f"{key}: range at {r.offset} is outside its object.")
+
+    def encode(self) -> bytes:
+        """Return the manifest as JSON."""
+        tree = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        tree["progress"] = dataclasses.asdict(self.progress)
+        tree["tensors"] = {k: [list(s.shape), s.dtype] for k, s in self.tensors.items()}
+        tree["objects"] = [dataclasses.asdict(o) for o in self.objects]
+        tree["ranges"] = {
+            k: [[i, r.offset, r.length, r.byte_start] for i, r in stored]
+            for k, stored in self.ranges.items()
+        }
+        return json.dumps(tree, separators=(",", ":")).encode()
+
+
+def decode(raw: bytes, *, where: str) -> Manifest:
+    """Read a manifest and prove its coverage.
+
+    Raises:
+        CheckpointError: Not a manifest, of a newer format, or its ranges do not add up.
+    """
+    try:
+        tree: dict[str, Any] = json.loads(raw)
+        if tree["format"] > FORMAT:
+            raise CheckpointError(
+                problem=f"{where} has format {tree['format']}; this raydist reads up to {FORMAT}.",
+                way_out="Upgrade raydist.",
+            )
+        tree["progress"] = Progress(**tree["progress"])
+        tree["tensors"] = {
+            key: TensorSpec(key=key, shape=tuple(shape), dtype=dtype)
+            for key, (shape, dtype) in tree["tensors"].items()
+        }
+        tree["objects"] = tuple(
+            DataObject(**{**o, "blocks": tuple(o["blocks"])}) for o in tree["objects"]
+        )
+        tree["ranges"] = {
+            key: tuple(
+                (index, StoredRange(offset=offset, length=length, byte_start=start))
+                for index, offset, length, start in stored
+            )
+            for key, stored in tree["ranges"].items()
+        }
+        manifest = Manifest(**tree)
+        manifest.check()
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(problem=f"{where} is not a manifest: {error!r}.") from error
+    return manifest
+
+
+def checksum(raw: bytes) -> int:
+    """CRC32C of an encoded manifest, as the journal's commit entry records it."""
+    return checksums.crc32c(raw)

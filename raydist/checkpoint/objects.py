@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data objects: safetensors files of 1-D ranges, with checksums of every block.
+
+Encoded here rather than by the safetensors package because the manifest needs each range's
+byte span in the file; the package reads the result (a test holds that).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from awscrt import checksums
+
+from raydist.checkpoint.ranges import LocalRange
+
+_MIN_BLOCK_BYTES = 1 << 20
+_MAX_BLOCKS = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredRange:
+    """Where one range lies: element offset and length, and its first byte in the object."""
+
+    offset: int
+    length: int
+    byte_start: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataObject:
+    """One object as the manifest records it.
+
+    Fields:
+        crc32c: Of the whole object.
+        block_bytes, blocks: CRC32C of each ``block_bytes`` of it, the last one short, so that
+            a read of a range can be verified without reading the rest.
+    """
+
+    key: str
+    bytes: int
+    crc32c: int
+    block_bytes: int
+    blocks: tuple[int, ...]
+
+
+def encode(ranges: Sequence[LocalRange]) -> tuple[bytearray, dict[str, StoredRange]]:
+    """Lay ranges out as one safetensors file.
+
+    Returns:
+        The file, and for each tensor key where its range lies in it.
+    """
+    entries: dict[str, dict[str, object]] = {}
+    start = 0
+    for item in ranges:
+        end = start + len(item.data)
+        entries[f"{item.spec.key}@{item.offset}"] = {
+            "dtype": item.spec.dtype,
+            "shape": [item.length],
+            "data_offsets": [start, end],
+        }
+        start = end
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-(8 + len(header)) % 8)
+    out = bytearray(8 + len(header) + start)
+    out[:8] = len(header).to_bytes(8, "little")
+    out[8 : 8 + len(header)] = header
+    stored: dict[str, StoredRange] = {}
+    at = 8 + len(header)
+    for item in ranges:
+        out[at : at + len(item.data)] = item.data
+        stored[item.spec.key] = StoredRange(
+            offset=item.offset, length=item.length, byte_start=at
+        )
+        at += len(item.data)
+    return out, stored
+
+
+def describe(key: str, data: bytes | bytearray | memoryview) -> DataObject:
+    """Return the manifest's record of an object, checksums computed over ``data``."""
+    view = memoryview(data)
+    block_bytes = _MIN_BLOCK_BYTES
+    while len(view) > block_bytes * _MAX_BLOCKS:
+        block_bytes *= 2
+    blocks = tuple(
+        checksums.crc32c(view[at : at + block_bytes]) for at in range(0, len(view), block_bytes)
+    )
+    return DataObject(
+        key=key,
+        bytes=len(view),
+        crc32c=checksums.crc32c(view),
+        block_bytes=block_bytes,
+        blocks=blocks,
+    )

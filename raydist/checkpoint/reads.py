@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which bytes of which objects a rank reads: a pure plan, and the verified reads it asks for."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from awscrt import checksums
+
+from raydist.checkpoint.manifest import Manifest
+from raydist.checkpoint.objects import DataObject
+from raydist.checkpoint.ranges import DTYPE_BYTES, WantedRange
+from raydist.errors import CheckpointCorruptError, CheckpointError, ObjectMissingError
+from raydist.storage import ObjectStore
+
+_READERS = 4
+_MAX_SPAN_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Copy:
+    """Bytes [start, start + length) of an object, to byte ``to`` of tensor ``key``'s buffer."""
+
+    start: int
+    length: int
+    key: str
+    to: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """One ranged read of an object, on block boundaries, and what is copied out of it."""
+
+    object_index: int
+    start: int
+    length: int
+    copies: tuple[Copy, ...]
+
+
+def plan_reads(manifest: Manifest, wanted: Iterable[WantedRange]) -> list[Span]:
+    """Return the reads that give ``wanted``, coalesced per object.
+
+    Pure. Each byte of state is read once; spans grow to whole blocks so that they can be
+    verified.
+
+    Raises:
+        CheckpointError: The checkpoint has no such tensor, or of another shape or dtype.
+    """
+    copies: dict[int, list[Copy]] = defaultdict(list)
+    for item in wanted:
+        spec = manifest.tensors.get(item.spec.key)
+        if spec != item.spec:
+            there = f"{list(spec.shape)} {spec.dtype}" if spec else "not there"
+            raise CheckpointError(
+                problem=f"The model wants {item.spec.key} {list(item.spec.shape)} "
+                f"{item.spec.dtype}; in the checkpoint of step {manifest.progress.step} it is "
+                f"{there}.",
+                way_out="Resume with the model that was saved, or choose another --name.",
+            )
+        width = DTYPE_BYTES[spec.dtype]
+        for index, stored in manifest.ranges[spec.key]:
+            first = max(item.offset, stored.offset)
+            last = min(item.offset + item.length, stored.offset + stored.length)
+            if first < last:
+                copies[index].append(
+                    Copy(
+                        start=stored.byte_start + (first - stored.offset) * width,
+                        length=(last - first) * width,
+                        key=spec.key,
+                        to=(first - item.offset) * width,
+                    )
+                )
+    spans: list[Span] = []
+    for index in sorted(copies):
+        spans += _spans(index, manifest.objects[index], copies[index])
+    return spans
+
+
+def _spans(index: int, info: DataObject, copies: Sequence[Copy]) -> list[Span]:
+    spans: list[Span] = []
+    group: list[Copy] = []
+    group_end = 0
+    block = info.block_bytes
+    for copy in sorted(copies, key=lambda c: c.start):
+        starts_apart = copy.start // block * block > group_end
+        if group and (starts_apart or group_end - group[0].start > _MAX_SPAN_BYTES):
+            spans.append(_span(index, info, group, group_end))
+            group = []
+        group.append(copy)
+        group_end = max(group_end, copy.start + copy.length)
+    if group:
+        spans.append(_span(index, info, group, group_end))
+    return spans
+
+
+def _span(index: int, info: DataObject, copies: list[Copy], end: int) -> Span:
+    block = info.block_bytes
+    start = copies[0].start // block * block
+    stop = min(info.bytes, -(-end // block) * block)
+    return Span(
+        object_index=index, start=start, length=stop - start, copies=tuple(copies)
+    )
+
+
+def read_spans(
+    store: ObjectStore, manifest: Manifest, spans: Sequence[Span], buffers: dict[str, memoryview]
+) -> int:
+    """Read ``spans`` in parallel, verify every block, and copy into ``buffers``.
+
+    Returns:
+        Bytes read.
+
+    Raises:
+        CheckpointCorruptError: An object is missing, short, or a block's checksum differs.
+    """
+
+    def one(span: Span) -> int:
+        info = manifest.objects[span.object_index]
+        data = memoryview(_get_verified(store, info, span.start, span.length))
+        for copy in span.copies:
+            at = copy.start - span.start
+            buffers[copy.key][copy.to : copy.to + copy.length] = data[at : at + copy.length]
+        return len(data)
+
+    with ThreadPoolExecutor(_READERS) as pool:
+        return sum(pool.map(one, spans))
+
+
+def _get_verified(store: ObjectStore, info: DataObject, start: int, length: int) -> bytes:
+    try:
+        data = store.get(info.key, start=start, length=length)
+    except ObjectMissingError as error:
+        raise CheckpointCorruptError(key=info.key, reason="the object is missing") from error
+    if len(data) != length:
+        raise CheckpointCorruptError(
+            key=info.key,
+            reason=f"{len(data)} bytes at {start} where {length} are due ({info.bytes} in all)",
+        )
+    view = memoryview(data)
+    for at in range(0, length, info.block_bytes):
+        number = (start + at) // info.block_bytes
+        if checksums.crc32c(view[at : at + info.block_bytes]) != info.blocks[number]:
+            raise CheckpointCorruptError(
+                key=info.key,
+                reason=f"block {number} (bytes from {start + at}) does not match its CRC32C",
+            )
+    return data
+
+
+def verify_object(store: ObjectStore, info: DataObject) -> None:
+    """Read one object whole and check every block.
+
+    Raises:
+        CheckpointCorruptError: It is missing, of another size, or altered.
+    """
+    size = store.size(info.key)
+    if size is None:
+        raise CheckpointCorruptError(key=info.key, reason="the object is missing")
+    if size != info.bytes:
+        raise CheckpointCorruptError(key=info.key, reason=f"{size} bytes, {info.bytes} committed")
+    per_read = max(1, _MAX_SPAN_BYTES // info.block_bytes) * info.block_bytes
+    for start in range(0, info.bytes, per_read):
+        _get_verified(store, info, start, min(per_read, info.bytes - start))

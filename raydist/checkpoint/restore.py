@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Restoring: the newest valid checkpoint, agreed on by all ranks, read by range."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from raydist.checkpoint.group import Group
+from raydist.checkpoint.journal import Entry, Journal
+from raydist.checkpoint.manifest import Manifest, checksum, decode
+from raydist.checkpoint.ranges import DTYPE_BYTES, WantedRange
+from raydist.checkpoint.reads import plan_reads, read_spans
+from raydist.errors import CheckpointCorruptError, CheckpointError, ObjectMissingError, RaydistError
+from raydist.storage import ObjectStore
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Restored:
+    """A rank's state out of a checkpoint.
+
+    Fields:
+        buffers: Bytes of each wanted range, by tensor key.
+        bytes_read: By this rank.
+        skipped: Why newer checkpoints were passed over, newest first.
+    """
+
+    manifest: Manifest
+    buffers: dict[str, memoryview]
+    bytes_read: int
+    skipped: tuple[str, ...]
+
+
+def read_commit(store: ObjectStore, commit: Entry) -> tuple[Manifest, bytes]:
+    """Return the manifest that a commit entry names, and its raw bytes.
+
+    Raises:
+        CheckpointCorruptError: It is missing or not what was committed.
+    """
+    key = commit.facts["manifest"]
+    try:
+        raw = store.get(key)
+    except ObjectMissingError as error:
+        raise CheckpointCorruptError(key=key, reason="the manifest is missing") from error
+    if len(raw) != commit.facts["manifest_bytes"] or checksum(raw) != commit.facts["manifest_crc32c"]:
+        raise CheckpointCorruptError(key=key, reason="not the manifest that was committed")
+    return decode(raw, where=key), raw
+
+
+def restore(
+    *,
+    store: ObjectStore,
+    group: Group,
+    commit: Entry | None,
+    wanted: Callable[[Manifest], list[WantedRange]],
+) -> Restored | None:
+    """Read the newest checkpoint that verifies on every rank. All ranks; a barrier.
+
+    Rank 0 reads manifests and shares them. A checkpoint with a missing, short or altered
+    object is passed over, loudly; one whose tensors are not the model's is an error.
+
+    Args:
+        commit: Newest commit entry, on rank 0; None elsewhere.
+        wanted: What this rank needs of a checkpoint.
+
+    Returns:
+        None when there is no commit.
+
+    Raises:
+        CheckpointError: No commit verifies, or the model is not the one saved.
+    """
+    skipped: list[str] = []
+    newest_step = commit.facts["step"] if commit else 0
+    candidate = commit
+    while True:
+        found: dict[str, Any] = group.broadcast(
+            _find(store, candidate) if group.rank == 0 else {}
+        )
+        if "error" in found:
+            raise CheckpointError(problem=found["error"])
+        if found.get("none"):
+            break
+        reason = found.get("corrupt")
+        if reason is None:
+            restored, reason = _read(store, group, found["raw"], wanted)
+            if restored is not None:
+                return dataclasses.replace(restored, skipped=tuple(skipped))
+        skipped.append(f"step {found['step']}: {reason}")
+        if group.rank == 0 and candidate is not None:
+            candidate = Journal(store).older_commit(candidate)
+            back = candidate.facts["step"] if candidate else 0
+            logger.warning(
+                "checkpoint of step %d is not valid (%s); going back to step %d, %d steps lost",
+                found["step"], reason, back, newest_step - back,
+            )
+    if skipped:
+        raise CheckpointError(
+            problem="No checkpoint of this run verifies. " + "; ".join(skipped),
+            way_out="Restore the objects from a copy, or start under another --name.",
+        )
+    return None
+
+
+def _find(store: ObjectStore, commit: Entry | None) -> dict[str, Any]:
+    """Read one commit's manifest on rank 0; whatever comes of it is for all ranks to hear."""
+    if commit is None:
+        return {"none": True}
+    step = commit.facts["step"]
+    try:
+        return {"step": step, "raw": read_commit(store, commit)[1]}
+    except CheckpointCorruptError as error:
+        return {"step": step, "corrupt": str(error)}
+    except RaydistError as error:
+        return {"step": step, "error": str(error)}
+
+
+def _read(
+    store: ObjectStore,
+    group: Group,
+    raw: bytes,
+    wanted: Callable[[Manifest], list[WantedRange]],
+) -> tuple[Restored | None, str]:
+    manifest = decode(raw, where="the committed manifest")
+    status: dict[str, str] = {}
+    restored: Restored | None = None
+    try:
+        ranges = wanted(manifest)
+        spans = plan_reads(manifest, ranges)
+        buffers = {
+            r.spec.key: memoryview(bytearray(r.length * DTYPE_BYTES[r.spec.dtype])) for r in ranges
+        }
+        count = read_spans(store, manifest, spans, buffers)
+        restored = Restored(manifest=manifest, buffers=buffers, bytes_read=count, skipped=())
+    except CheckpointCorruptError as error:
+        status = {"corrupt": str(error)}
+    except RaydistError as error:
+        status = {"error": str(error)}
+    statuses = group.broadcast(group.gather(status))
+    errors = [f"rank {r}: {s['error']}" for r, s in enumerate(statuses) if "error" in s]
+    if errors:
+        raise CheckpointError(problem=errors[0])
+    corrupt = [s["corrupt"] for s in statuses if "corrupt" in s]
+    return (None, corrupt[0]) if corrupt else (restored, "")

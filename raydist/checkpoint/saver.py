@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saving: every rank writes its object, rank 0 writes the manifest and commits, all learn of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from raydist.checkpoint import layout
+from raydist.checkpoint.attempt import Attempt
+from raydist.checkpoint.group import Group
+from raydist.checkpoint.manifest import Manifest, Progress, checksum
+from raydist.checkpoint.objects import DataObject, StoredRange, describe, encode
+from raydist.checkpoint.ranges import LocalRange, TensorSpec
+from raydist.errors import CheckpointError, FencedError, RaydistError
+from raydist.storage import ObjectStore
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunIdentity:
+    """What every manifest of a run repeats about it."""
+
+    run: str
+    strategy: str
+    precision: str
+    config_hash: str
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SaveOutcome:
+    """How a save ended, the same on every rank.
+
+    Fields:
+        manifest_key: Of the commit; empty when the save was abandoned.
+        why: Reason of an abandoned save.
+        seconds: From the call to the agreement, on this rank.
+    """
+
+    step: int
+    committed: bool
+    manifest_key: str = ""
+    why: str = ""
+    seconds: float = 0.0
+
+
+class Saver:
+    """Synchronous saves of one attempt. All ranks hold one; rank 0's has the journal."""
+
+    def __init__(
+        self,
+        *,
+        store: ObjectStore,
+        group: Group,
+        attempt_number: int,
+        attempt: Attempt | None,
+        identity: RunIdentity,
+        max_abandoned: int,
+    ) -> None:
+        self._store = store
+        self._group = group
+        self._attempt_number = attempt_number
+        self._attempt = attempt
+        self._identity = identity
+        self._max_abandoned = max_abandoned
+        self._abandoned_in_a_row = 0
+
+    def save(
+        self,
+        ranges: Sequence[LocalRange] | RaydistError,
+        *,
+        progress: Progress,
+        scalars: dict[str, float],
+    ) -> SaveOutcome:
+        """Write and commit one checkpoint. All ranks; a barrier.
+
+        Args:
+            ranges: This rank's ranges, or the error that kept it from having any: a rank that
+                failed takes part in the agreement like the others.
+
+        Raises:
+            FencedError: Another attempt holds the run.
+            CheckpointError: ``max_abandoned`` saves in a row came to nothing.
+        """
+        begun = time.monotonic()
+        report = self._write_part(ranges, progress.step)
+        reports = self._group.gather(report)
+        verdict: dict[str, Any] = {}
+        if reports is not None:
+            verdict = self._conclude(reports, progress=progress, scalars=scalars)
+        verdict = self._group.broadcast(verdict)
+        if "fenced" in verdict:
+            raise FencedError(**verdict["fenced"])
+        outcome = SaveOutcome(
+            step=progress.step, seconds=time.monotonic() - begun, **verdict
+        )
+        self._abandoned_in_a_row = 0 if outcome.committed else self._abandoned_in_a_row + 1
+        if self._abandoned_in_a_row >= self._max_abandoned:
+            raise CheckpointError(
+                problem=f"{self._abandoned_in_a_row} saves in a row were abandoned, the last at "
+                f"step {progress.step}: {outcome.why}",
+                way_out="Mend the storage, or raise checkpoint.max_abandoned.",
+            )
+        return outcome
+
+    def _write_part(
+        self, ranges: Sequence[LocalRange] | RaydistError, step: int
+    ) -> dict[str, Any]:
+        rank, world_size = self._group.rank, self._group.world_size
+        key = layout.part_key(step, self._attempt_number, rank, world_size)
+        try:
+            if isinstance(ranges, RaydistError):
+                raise ranges
+            data, stored = encode(ranges)
+            self._store.put(key, memoryview(data))
+            part = describe(key, data)
+        except (RaydistError, MemoryError) as error:
+            logger.warning("rank %d could not save step %d: %s", rank, step, error)
+            return {"why": f"rank {rank}: {error}"}
+        specs = {r.spec.key: (r.spec.shape, r.spec.dtype) for r in ranges}
+        return {
+            "object": asdict(part),
+            "ranges": {k: (r.offset, r.length, r.byte_start) for k, r in stored.items()},
+            # Rank 0 knows every tensor but those that are another rank's alone.
+            "own": {k: spec for k, spec in specs.items() if k.startswith("rng/") or rank == 0},
+        }
+
+    def _conclude(
+        self, reports: list[dict[str, Any]], *, progress: Progress, scalars: dict[str, float]
+    ) -> dict[str, Any]:
+        if self._attempt is None:
+            raise CheckpointError(problem="Rank 0 holds no attempt, so it cannot commit.")
+        failed = [rank for rank, report in enumerate(reports) if "why" in report]
+        step = progress.step
+        try:
+            if failed:
+                why = "; ".join(reports[rank]["why"] for rank in failed)
+                self._attempt.abandon(step=step, why=why, ranks=failed)
+                return {"committed": False, "why": why}
+            manifest = self._manifest(reports, progress=progress, scalars=scalars)
+            manifest.check()
+            raw = manifest.encode()
+            key = layout.manifest_key(step, self._attempt_number)
+            self._store.put(key, raw)
+            self._attempt.commit(
+                step=step, manifest_key=key, manifest_bytes=len(raw), crc32c=checksum(raw)
+            )
+        except FencedError as error:
+            return {"fenced": {k: getattr(error, k) for k in error.__dataclass_fields__}}
+        except RaydistError as error:
+            logger.warning("step %d could not be committed: %s", step, error)
+            return {"committed": False, "why": f"rank 0: {error}"}
+        return {"committed": True, "manifest_key": key}
+
+    def _manifest(
+        self, reports: list[dict[str, Any]], *, progress: Progress, scalars: dict[str, float]
+    ) -> Manifest:
+        tensors: dict[str, TensorSpec] = {}
+        ranges: dict[str, list[tuple[int, StoredRange]]] = {}
+        objects: list[DataObject] = []
+        for index, report in enumerate(reports):
+            objects.append(DataObject(**report["object"]))
+            for key, (shape, dtype) in report["own"].items():
+                tensors.setdefault(key, TensorSpec(key=key, shape=tuple(shape), dtype=dtype))
+            for key, (offset, length, start) in report["ranges"].items():
+                stored = StoredRange(offset=offset, length=length, byte_start=start)
+                ranges.setdefault(key, []).append((index, stored))
+        return Manifest(
+            run=self._identity.run,
+            attempt=self._attempt_number,
+            world_size=self._group.world_size,
+            strategy=self._identity.strategy,
+            precision=self._identity.precision,
+            config_hash=self._identity.config_hash,
+            created_unix_s=time.time(),
+            versions=self._identity.versions,
+            progress=progress,
+            scalars=scalars,
+            tensors=tensors,
+            objects=tuple(objects),
+            ranges={key: tuple(stored) for key, stored in ranges.items()},
+        )

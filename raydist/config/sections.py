@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sections of a run's configuration; each checks itself, RunConfig checks between them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from raydist.errors import ConfigError
+
+Strategy = Literal["ddp", "zero3"]
+Precision = Literal["fp32", "bf16"]
+ResumeMode = Literal["never", "auto", "must"]
+Device = Literal["none", "cpu"]
+
+
+def _require_positive(section: str, **values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise ConfigError(
+                problem=f"{section}.{name}={value} is not above 0.",
+                way_out=f"Set {section}.{name} to a positive number.",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """Shape of a decoder-only transformer of the Llama family."""
+
+    architecture: Literal["llama", "qwen2"] = "llama"
+    """Family, as transformers names it; qwen2 has biases on q, k and v."""
+    vocab_size: int
+    """Token ids the model knows."""
+    hidden_size: int
+    """Width of the residual stream."""
+    intermediate_size: int
+    """Width inside the gated MLP."""
+    num_layers: int
+    """Decoder blocks."""
+    num_attention_heads: int
+    """Query heads."""
+    num_key_value_heads: int
+    """Key/value heads (grouped-query attention); equal to num_attention_heads for plain."""
+    rope_theta: float = 10_000.0
+    """Base of the rotary position frequencies."""
+    tie_embeddings: bool = False
+    """Whether the output projection is the input embedding."""
+
+    def __post_init__(self) -> None:
+        _require_positive(
+            "model",
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            num_layers=self.num_layers,
+            num_attention_heads=self.num_attention_heads,
+            num_key_value_heads=self.num_key_value_heads,
+        )
+        for name, value, unit_name, unit in (
+            ("hidden_size", self.hidden_size, "num_attention_heads", self.num_attention_heads),
+            (
+                "num_attention_heads",
+                self.num_attention_heads,
+                "num_key_value_heads",
+                self.num_key_value_heads,
+            ),
+        ):
+            if value % unit:
+                raise ConfigError(
+                    problem=f"model.{name}={value} is not a multiple of model.{unit_name}={unit}.",
+                    way_out=f"Set model.{name} to {max(unit, value // unit * unit)}.",
+                )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchConfig:
+    """Sequences per optimizer step and how they are split."""
+
+    global_batch_size: int
+    """Sequences per optimizer step over all ranks; holds when the world changes."""
+    micro_batch_size: int
+    """Sequences per rank and forward; gradient accumulation is derived."""
+
+    def __post_init__(self) -> None:
+        _require_positive(
+            "batch",
+            global_batch_size=self.global_batch_size,
+            micro_batch_size=self.micro_batch_size,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerConfig:
+    """AdamW and its schedule, counted in optimizer steps."""
+
+    learning_rate: float
+    """Peak learning rate."""
+    beta1: float = 0.9
+    """Decay of the first moment."""
+    beta2: float = 0.95
+    """Decay of the second moment."""
+    eps: float = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: float = 0.1
+    """Decoupled decay; one-dimensional parameters (norms, biases) have none."""
+    max_grad_norm: float | None = 1.0
+    """Global gradient norm to clip to; None leaves gradients as they are."""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """Shape after warm-up."""
+    warmup_steps: int = 0
+    """Optimizer steps of linear rise to the peak."""
+    decay_steps: int | None = None
+    """Optimizer step at which the schedule reaches its floor; None is num_steps."""
+    min_learning_rate_ratio: float = 0.1
+    """Floor of the schedule as a part of the peak."""
+
+    def __post_init__(self) -> None:
+        _require_positive(
+            "optimizer",
+            learning_rate=self.learning_rate,
+            eps=self.eps,
+            max_grad_norm=self.max_grad_norm,
+            decay_steps=self.decay_steps,
+        )
+        for name, value in (
+            ("beta1", self.beta1),
+            ("beta2", self.beta2),
+            ("min_learning_rate_ratio", self.min_learning_rate_ratio),
+        ):
+            if not 0 <= value <= 1:
+                raise ConfigError(problem=f"optimizer.{name}={value} is not in [0, 1].")
+        if self.weight_decay < 0 or self.warmup_steps < 0:
+            raise ConfigError(
+                problem=f"optimizer.weight_decay={self.weight_decay} and "
+                f"optimizer.warmup_steps={self.warmup_steps} are at least 0."
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ZeroConfig:
+    """What DeepSpeed is told beyond what other sections say."""
+
+    offload_optimizer: Device = "none"
+    """Where optimizer state lives: with the rank, or in host memory."""
+    offload_parameters: Device = "none"
+    """Where parameter partitions live between uses."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """DeepSpeed keys that raydist does not model, handed over as they are (--ds-config)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataConfig:
+    """The corpus and how it becomes sequences."""
+
+    source: str
+    """`python-stdlib`, a directory of text files, or a prepared corpus (path or s3://)."""
+    sequence_length: int
+    """Tokens per sequence."""
+    tokenizer: Literal["bytes"] = "bytes"
+    """`bytes`: ids 0-255 are the bytes, 256 ends a document."""
+    shuffle: bool = True
+    """Whether each epoch has its own order, a function of (seed, epoch)."""
+
+    def __post_init__(self) -> None:
+        if self.sequence_length < 2:
+            raise ConfigError(
+                problem=f"data.sequence_length={self.sequence_length} leaves nothing to predict.",
+                way_out="Set data.sequence_length to at least 2.",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointConfig:
+    """When state is saved."""
+
+    every_steps: int | None = 100
+    """Optimizer steps between saves; None saves at the end only."""
+    max_abandoned: int = 3
+    """Saves in a row that may fail before the run ends."""
+
+    def __post_init__(self) -> None:
+        _require_positive(
+            "checkpoint", every_steps=self.every_steps, max_abandoned=self.max_abandoned
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScalingConfig:
+    """How many ranks, and what each holds."""
+
+    workers: int | None = None
+    """Ranks; None takes every GPU of the cluster, or cpu_workers where there is none."""
+    cpu_workers: int = 2
+    """Ranks when there is no GPU and workers is None."""
+    nodes: int | None = None
+    """Nodes; with gpus_per_node it is another way to say workers."""
+    gpus_per_node: int | None = None
+    """GPUs used on each of the nodes."""
+    gpus_per_worker: int = 1
+    """GPUs of one rank; one rank drives one GPU, so only 1 is accepted."""
+    cpus_per_worker: float | None = None
+    """CPUs reserved by each rank; None derives it from the nodes' CPUs."""
+    accelerator_type: str | None = None
+    """Accelerator that nodes must have, as Ray names it (`H100`, `A100-80G`)."""
+    start_timeout_s: float = 300.0
+    """How long an autoscaler may take to provide the ranks' nodes."""
+
+    def __post_init__(self) -> None:
+        _require_positive(
+            "scaling",
+            workers=self.workers,
+            cpu_workers=self.cpu_workers,
+            nodes=self.nodes,
+            gpus_per_node=self.gpus_per_node,
+            gpus_per_worker=self.gpus_per_worker,
+            cpus_per_worker=self.cpus_per_worker,
+            start_timeout_s=self.start_timeout_s,
+        )
+        if self.gpus_per_worker != 1:
+            workers = self.workers or self.nodes or 1
+            raise ConfigError(
+                problem=f"scaling.gpus_per_worker={self.gpus_per_worker} with {workers} workers: "
+                "one rank drives exactly one GPU.",
+                way_out=f"Use scaling.workers={workers * self.gpus_per_worker} "
+                "with scaling.gpus_per_worker=1.",
+            )
+        if (self.nodes is None) != (self.gpus_per_node is None):
+            raise ConfigError(
+                problem="scaling.nodes and scaling.gpus_per_node go together; one is missing.",
+                way_out="Set both, or set scaling.workers.",
+            )
+        if self.nodes and self.gpus_per_node and self.workers not in (None, self.planned_workers):
+            raise ConfigError(
+                problem=f"scaling.workers={self.workers} contradicts scaling.nodes={self.nodes} x "
+                f"scaling.gpus_per_node={self.gpus_per_node}.",
+                way_out=f"Leave scaling.workers out, or set it to {self.planned_workers}.",
+            )
+
+    @property
+    def planned_workers(self) -> int | None:
+        """Ranks that the configuration names, or None where the cluster decides."""
+        if self.nodes and self.gpus_per_node:
+            return self.nodes * self.gpus_per_node
+        return self.workers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NetworkConfig:
+    """How ranks reach each other; None everywhere lets raydist choose."""
+
+    interface: str | None = None
+    """Interface name used on every node; None takes the one that carries the node's address."""
+    master_port: int | None = None
+    """Port of the rendezvous store on rank 0's node; None lets rank 0 bind a free one."""
+    timeout_s: float = 600.0
+    """Time limit of one collective, for every process group."""
+
+    def __post_init__(self) -> None:
+        _require_positive("network", timeout_s=self.timeout_s)
+        if self.master_port is not None and not 1024 <= self.master_port <= 65535:
+            raise ConfigError(
+                problem=f"network.master_port={self.master_port} is not in [1024, 65535].",
+                way_out="Leave network.master_port out, or name a free port in that range.",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FaultConfig:
+    """How much may go wrong before the run ends."""
+
+    max_worker_failures: int = 3
+    """Restarts after a lost or failing rank."""
+    max_nonfinite_steps: int = 5
+    """Steps in a row with a non-finite loss or gradient, each skipped, before the run stops."""
+
+    def __post_init__(self) -> None:
+        _require_positive("fault", max_nonfinite_steps=self.max_nonfinite_steps)
+        if self.max_worker_failures < 0:
+            raise ConfigError(
+                problem=f"fault.max_worker_failures={self.max_worker_failures} is below 0."
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetricsConfig:
+    """What is said while training; every step is recorded regardless."""
+
+    progress_every_s: float = 5.0
+    """Seconds between progress lines in a log; a terminal is refreshed every second."""
+    sample_tokens: int = 200
+    """Tokens the model writes at the end; 0 writes none."""
+
+    def __post_init__(self) -> None:
+        _require_positive("metrics", progress_every_s=self.progress_every_s)

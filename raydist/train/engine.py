@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Engine protocol: one optimizer step, and state in and out as 1-D ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from raydist.checkpoint.ranges import LocalRange, WantedRange
+from raydist.train.job import Batch
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepResult:
+    """What one optimizer step did, the same on every rank.
+
+    Fields:
+        loss: Mean over the global batch.
+        grad_norm: Global gradient norm before clipping; inf or nan when non-finite.
+        skipped: Whether the update was left out because a gradient was non-finite.
+    """
+
+    loss: float
+    grad_norm: float
+    skipped: bool
+
+
+class Engine(Protocol):
+    """One rank's share of a model in training. All ranks call every method together."""
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The module to call forward on."""
+        ...
+
+    def step(self, micro_batches: Sequence[Batch], *, learning_rate: float) -> StepResult:
+        """Forward and backward over every micro batch, then one update or a skip."""
+        ...
+
+    def wanted(self) -> list[WantedRange]:
+        """Return the ranges this rank holds: what it saves and what it must be given."""
+        ...
+
+    def export(self) -> tuple[list[LocalRange], dict[str, float]]:
+        """Return this rank's ranges, in host memory, and the optimizer's scalars.
+
+        Raises:
+            CheckpointError: A range is not finite; such state is never saved.
+        """
+        ...
+
+    def load(self, buffers: dict[str, memoryview], scalars: dict[str, float]) -> None:
+        """Set every range in ``wanted()`` from its buffer, so that the next forward uses it."""
+        ...

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training loop: steps, metrics, saves, and the limit on non-finite steps. No Ray."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from raydist.clock import Clock
+from raydist.config import RunConfig
+from raydist.errors import NumericsError
+from raydist.train.engine import Engine
+from raydist.train.job import Batch
+from raydist.train.schedule import learning_rate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainState:
+    """How far training has come.
+
+    Fields:
+        step: Optimizer steps done, skipped ones among them.
+        data_position: Samples consumed; the next step begins there.
+        skipped_steps: Steps without an update.
+        loss: Of the last step with a finite one.
+    """
+
+    step: int = 0
+    data_position: int = 0
+    skipped_steps: int = 0
+    loss: float | None = None
+
+
+class Feed(Protocol):
+    """Micro batches in order."""
+
+    def next(self) -> list[Batch]:
+        """Return the next step's micro batches."""
+        ...
+
+
+def train(
+    *,
+    config: RunConfig,
+    engine: Engine,
+    feed: Feed,
+    state: TrainState,
+    save: Callable[[TrainState], float],
+    record: Callable[[dict[str, Any]], None],
+    clock: Clock,
+) -> TrainState:
+    """Run optimizer steps up to ``config.num_steps``. All ranks.
+
+    Args:
+        state: Where to begin.
+        save: Saves a checkpoint, returns the seconds it took; called every
+            ``checkpoint.every_steps`` and after the last step.
+        record: Takes one metrics row per step.
+
+    Returns:
+        The state after the last step.
+
+    Raises:
+        NumericsError: ``fault.max_nonfinite_steps`` steps in a row were not finite.
+    """
+    every = config.checkpoint.every_steps
+    tokens_per_step = config.batch.global_batch_size * config.data.sequence_length
+    nonfinite_in_a_row = 0
+    save_s = 0.0
+    while state.step < config.num_steps:
+        begun = clock.monotonic_s()
+        micro_batches = feed.next()
+        data_wait_s = clock.monotonic_s() - begun
+        rate = learning_rate(config, updates=state.step - state.skipped_steps)
+        result = engine.step(micro_batches, learning_rate=rate)
+        step_time_s = clock.monotonic_s() - begun
+        is_finite = math.isfinite(result.loss) and not result.skipped
+        state = replace(
+            state,
+            step=state.step + 1,
+            data_position=state.data_position + config.batch.global_batch_size,
+            skipped_steps=state.skipped_steps + result.skipped,
+            loss=result.loss if math.isfinite(result.loss) else state.loss,
+        )
+        record(
+            {
+                "step": state.step,
+                "loss": result.loss,
+                "grad_norm": result.grad_norm,
+                "learning_rate": rate,
+                "skipped": result.skipped,
+                "skipped_steps": state.skipped_steps,
+                "tokens": state.data_position * config.data.sequence_length,
+                "step_time_s": step_time_s,
+                "data_wait_s": data_wait_s,
+                "save_s": save_s,  # of the save before this step
+                "tokens_per_s": tokens_per_step / step_time_s,
+                "unix_s": clock.now_unix_s(),
+            }
+        )
+        nonfinite_in_a_row = 0 if is_finite else nonfinite_in_a_row + 1
+        if nonfinite_in_a_row >= config.fault.max_nonfinite_steps:
+            raise _numerics_error(config, state.step, nonfinite_in_a_row)
+        is_last = state.step == config.num_steps
+        save_s = save(state) if is_last or (every and state.step % every == 0) else 0.0
+    return state
+
+
+def _numerics_error(config: RunConfig, step: int, count: int) -> NumericsError:
+    return NumericsError(
+        problem=f"{count} steps in a row up to step {step} had a non-finite loss or gradient; "
+        "their updates were left out.",
+        way_out=f"Lower optimizer.learning_rate={config.optimizer.learning_rate:g}, lengthen "
+        f"optimizer.warmup_steps={config.optimizer.warmup_steps}, look at the data of these "
+        "steps, or raise fault.max_nonfinite_steps; the last checkpoint is untouched.",
+    )

@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank's whole work, from an existing process group to the last commit. No Ray."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import logging
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from raydist.checkpoint import layout
+from raydist.checkpoint.attempt import Attempt, open_attempt
+from raydist.checkpoint.group import Group
+from raydist.checkpoint.journal import Journal
+from raydist.checkpoint.manifest import Manifest, Progress
+from raydist.checkpoint.ranges import LocalRange, WantedRange
+from raydist.checkpoint.restore import Restored, restore
+from raydist.checkpoint.saver import RunIdentity, Saver
+from raydist.clock import Clock, SystemClock
+from raydist.config import RunConfig, config_hash
+from raydist.data import Corpus, read_manifest
+from raydist.errors import CheckpointError, DataError, RaydistError, StorageError
+from raydist.metrics.sink import open_sink
+from raydist.storage import ObjectStore, open_store
+from raydist.train import rng
+from raydist.train.engine import Engine
+from raydist.train.feed import BatchFeed
+from raydist.train.job import Job
+from raydist.train.loop import TrainState, train
+from raydist.world import World, plan_batch
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankTask:
+    """What every rank is told besides its place.
+
+    Fields:
+        driver: Identity of the submission; attempts of one driver replace each other.
+        takeover: Whether a living attempt of another driver is replaced too.
+        corpus_url: The prepared corpus.
+    """
+
+    job: Job
+    config: RunConfig
+    driver: str
+    takeover: bool
+    corpus_url: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hooks:
+    """What the launcher hears of a run. Rank 0 for ``row`` and ``say``, all for ``committed``.
+
+    Fields:
+        row: One metrics row, after it was recorded.
+        say: One line worth reading.
+        committed: A checkpoint exists: step and manifest key. Must not block.
+    """
+
+    row: Callable[[dict[str, Any]], None]
+    say: Callable[[str], None]
+    committed: Callable[[int, str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a finished attempt did; rank 0 writes it to `report/attempt-NNNN.json`."""
+
+    attempt: int
+    resumed_from_step: int
+    step: int
+    loss: float | None
+    tokens: int
+    skipped_steps: int
+    committed_step: int
+    seconds: float
+    sample: str
+
+
+def outcome_key(attempt: int) -> str:
+    """Key of an attempt's outcome."""
+    return f"report/attempt-{attempt:04d}.json"
+
+
+def run_rank(
+    task: RankTask, world: World, *, device: torch.device, group: Group, hooks: Hooks
+) -> Outcome:
+    """Train, save and resume as one rank of ``group``. All ranks.
+
+    Raises:
+        RaydistError: Named for what failed; the same on all ranks where they agreed on it.
+    """
+    begun = time.monotonic()
+    clock = SystemClock()
+    config = task.config
+    plan = plan_batch(
+        global_batch_size=config.batch.global_batch_size,
+        micro_batch_size=config.batch.micro_batch_size,
+        world_size=world.world_size,
+    )
+    store = open_store(f"{config.storage.rstrip('/')}/{config.name}")
+    with ExitStack() as stack:
+        attempt = _open_attempt(task, store, group, clock)
+        if attempt is not None:
+            stack.callback(attempt.release)
+        number = group.broadcast(attempt.number if attempt else None)
+        _check_shared(store, group, number if attempt is None else attempt.tail.number)
+        corpus = _open_corpus(task)
+        rng.seed_everything(config.seed, world.rank)
+        engine = _build_engine(task, plan, device)
+        restored = _restore(store, group, attempt, engine)
+        state = _apply(restored, engine, world, config, hooks)
+        saver = Saver(
+            store=store,
+            group=group,
+            attempt_number=number,
+            attempt=attempt,
+            identity=_identity(config),
+            max_abandoned=config.checkpoint.max_abandoned,
+        )
+        feed = BatchFeed(
+            corpus, plan, rank=world.rank, start=state.data_position,
+            num_steps=config.num_steps - state.step, device=device,
+        )
+        stack.callback(feed.close)
+        record = _recorder(stack, store, number, world, hooks)
+        committed_step = state.step if restored else 0
+
+        def save(now: TrainState) -> float:
+            nonlocal committed_step
+            ranges, scalars = _export(engine, world)
+            outcome = saver.save(
+                ranges, progress=_progress(now, corpus, config), scalars=scalars
+            )
+            if outcome.committed:
+                committed_step = now.step
+                hooks.committed(now.step, outcome.manifest_key)
+            elif world.is_main:
+                hooks.say(f"save at step {now.step} abandoned: {outcome.why}")
+            return outcome.seconds
+
+        resumed_from = state.step
+        state = train(
+            config=config, engine=engine, feed=feed, state=state, save=save, record=record,
+            clock=clock,
+        )
+        if committed_step != config.num_steps:
+            raise CheckpointError(
+                problem=f"The run ended at step {state.step}, but its last committed checkpoint "
+                f"is of step {committed_step}.",
+                way_out="Mend the storage and resume: the steps since then are done again.",
+            )
+        sample = ""
+        if task.job.sample is not None and config.metrics.sample_tokens:
+            sample = task.job.sample(engine.model, config)
+        outcome = Outcome(
+            attempt=number,
+            resumed_from_step=resumed_from,
+            step=state.step,
+            loss=state.loss,
+            tokens=state.data_position * config.data.sequence_length,
+            skipped_steps=state.skipped_steps,
+            committed_step=committed_step,
+            seconds=time.monotonic() - begun,
+            sample=sample,
+        )
+        if attempt is not None:
+            store.put(outcome_key(number), json.dumps(asdict(outcome), indent=1).encode())
+            attempt.close("finished")
+        return outcome
+
+
+def agree(group: Group, action: Callable[[], T]) -> T:
+    """Run ``action`` on rank 0 and return its result, or raise its error, on every rank."""
+    box: dict[str, Any] = {}
+    if group.rank == 0:
+        try:
+            box = {"value": action()}
+        except RaydistError as error:
+            box = {"error": error}
+    box = group.broadcast(box)
+    if "error" in box:
+        raise box["error"]
+    return box["value"]
+
+
+def _open_attempt(
+    task: RankTask, store: ObjectStore, group: Group, clock: Clock
+) -> Attempt | None:
+    opened: list[Attempt] = []
+
+    def open_it() -> None:
+        opened.append(
+            open_attempt(
+                run=task.config.name, store=store, driver=task.driver, clock=clock,
+                takeover=task.takeover,
+            )
+        )
+
+    agree(group, open_it)
+    return opened[0] if opened else None
+
+
+def _check_shared(store: ObjectStore, group: Group, entry_number: int) -> None:
+    """Stop when a rank does not see what rank 0 has just written."""
+    entry_number = group.broadcast(entry_number)
+    sees = store.size(layout.journal_key(entry_number)) is not None
+    blind = [r for r, seen in enumerate(group.broadcast(group.gather(sees))) if not seen]
+    if blind:
+        raise StorageError(
+            problem=f"Ranks {blind} do not see what rank 0 writes to the run's storage.",
+            way_out="Set --storage to s3:// or to a directory that every node mounts.",
+        )
+
+
+def _open_corpus(task: RankTask) -> Corpus:
+    data = task.config.data
+    store = open_store(task.corpus_url)
+    manifest = read_manifest(store, where=task.corpus_url)
+    if manifest is None:
+        raise DataError(
+            problem=f"No prepared corpus at {task.corpus_url} as this rank sees it.",
+            way_out="Set --storage to s3:// or to a directory that every node mounts.",
+        )
+    return Corpus(
+        store, manifest, sequence_length=data.sequence_length, seed=task.config.seed,
+        shuffle=data.shuffle,
+    )
+
+
+def _build_engine(task: RankTask, plan: Any, device: torch.device) -> Engine:
+    # Imported here: a rank of one strategy does not pay for the other's libraries.
+    if task.config.strategy == "zero3":
+        from raydist.train.zero import ZeroEngine
+
+        return ZeroEngine(task.job, task.config, plan, device)
+    from raydist.train.ddp import DdpEngine
+
+    return DdpEngine(task.job, task.config, plan, device)
+
+
+def _restore(
+    store: ObjectStore, group: Group, attempt: Attempt | None, engine: Engine
+) -> Restored | None:
+    commit = agree(
+        group, lambda: Journal(store).newest_commit(attempt.tail) if attempt else None
+    )
+
+    def wanted(manifest: Manifest) -> list[WantedRange]:
+        own_rng = rng.wanted(manifest, rank=group.rank, world_size=group.world_size)
+        return engine.wanted() + own_rng
+
+    return restore(store=store, group=group, commit=commit, wanted=wanted)
+
+
+def _apply(
+    restored: Restored | None, engine: Engine, world: World, config: RunConfig, hooks: Hooks
+) -> TrainState:
+    if restored is None:
+        if world.is_main:
+            hooks.say(f"new run {config.name}: {config.num_steps} steps")
+        return TrainState()
+    manifest = restored.manifest
+    engine.load(restored.buffers, manifest.scalars)
+    kept = rng.load(restored.buffers, manifest, rank=world.rank, world_size=world.world_size)
+    progress = manifest.progress
+    if not kept:
+        rng.seed_everything(config.seed, world.rank, progress.step)
+    if world.is_main:
+        hooks.say(f"resuming run {config.name} at step {progress.step} of {config.num_steps}")
+        for reason in restored.skipped:
+            hooks.say(f"passed over an invalid checkpoint: {reason}")
+        if not kept:
+            hooks.say(
+                f"random state of {manifest.world_size} ranks does not fit "
+                f"{world.world_size}: derived anew from seed, rank and step"
+            )
+    return TrainState(
+        step=progress.step,
+        data_position=progress.data_position,
+        skipped_steps=progress.skipped_steps,
+    )
+
+
+def _export(
+    engine: Engine, world: World
+) -> tuple[list[LocalRange] | RaydistError, dict[str, float]]:
+    try:
+        ranges, scalars = engine.export()
+    except CheckpointError as error:
+        return error, {}
+    return ranges + rng.export(rank=world.rank, world_size=world.world_size), scalars
+
+
+def _progress(state: TrainState, corpus: Corpus, config: RunConfig) -> Progress:
+    return Progress(
+        step=state.step,
+        data_position=state.data_position,
+        epoch=state.data_position // corpus.num_samples,
+        tokens=state.data_position * config.data.sequence_length,
+        skipped_steps=state.skipped_steps,
+    )
+
+
+def _recorder(
+    stack: ExitStack, store: ObjectStore, number: int, world: World, hooks: Hooks
+) -> Callable[[dict[str, Any]], None]:
+    if not world.is_main:
+        return lambda row: None
+    sink = open_sink(store, attempt=number)
+    stack.callback(sink.close)
+
+    def record(row: dict[str, Any]) -> None:
+        row = {"attempt": number, **row}
+        sink.write(row)
+        hooks.row(row)
+
+    return record
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what a run's numbers depend on."""
+    found = {}
+    for name in ("raydist", "torch", "deepspeed", "ray", "transformers"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _identity(config: RunConfig) -> RunIdentity:
+    return RunIdentity(
+        run=config.name,
+        strategy=config.strategy,
+        precision=config.precision,
+        config_hash=config_hash(config),
+        versions=versions(),
+    )

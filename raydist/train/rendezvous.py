@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks meet: the process group, DeepSpeed's communication on top of it, and its checks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from raydist.errors import ClusterError
+from raydist.world import World
+
+
+def rank_environment(world: World, *, master_addr: str, master_port: int) -> dict[str, str]:
+    """Return the variables by which torch, DeepSpeed and their users know a rank's place."""
+    return {
+        "RANK": str(world.rank),
+        "WORLD_SIZE": str(world.world_size),
+        "LOCAL_RANK": str(world.local_rank),
+        "LOCAL_WORLD_SIZE": str(world.local_world_size),
+        "LOCAL_SIZE": str(world.local_world_size),  # DeepSpeed's name for it
+        "GROUP_RANK": str(world.node_rank),
+        "NODE_RANK": str(world.node_rank),
+        "MASTER_ADDR": master_addr,
+        "MASTER_PORT": str(master_port),
+    }
+
+
+def world_from_environment(environment: Mapping[str, str]) -> World:
+    """Read a rank's place from what torchrun or the deepspeed launcher set.
+
+    Raises:
+        ClusterError: A variable is missing or is not a number.
+    """
+    try:
+        rank, world_size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+        local_rank = int(environment["LOCAL_RANK"])
+        local = environment.get("LOCAL_WORLD_SIZE") or environment.get("LOCAL_SIZE") or world_size
+        local_world_size = int(local)
+    except (KeyError, ValueError) as error:
+        raise ClusterError(
+            problem=f"The launcher's environment does not place this rank: {error}.",
+            way_out="Start with torchrun, the deepspeed launcher, or without RANK set.",
+        ) from error
+    return World(
+        world_size=world_size,
+        rank=rank,
+        local_world_size=local_world_size,
+        local_rank=local_rank,
+        num_nodes=max(1, world_size // local_world_size),
+        node_rank=int(environment.get("GROUP_RANK", rank // local_world_size)),
+    )
+
+
+def choose_device(world: World) -> torch.device:
+    """Return this rank's device and make it current."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", world.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def join(
+    world: World,
+    *,
+    device: torch.device,
+    store: dist.Store | None,
+    timeout_s: float,
+    with_deepspeed: bool,
+) -> None:
+    """Build the process group and, for ZeRO, DeepSpeed's communication over it.
+
+    Called on every rank before any user code. Every group gets the one time limit.
+
+    Args:
+        store: Rendezvous store; None reads MASTER_ADDR and MASTER_PORT.
+
+    Raises:
+        ClusterError: DeepSpeed sees another world than the launcher built.
+    """
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    options: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
+    if not dist.is_initialized():
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=world.rank,
+            world_size=world.world_size,
+            timeout=timedelta(seconds=timeout_s),
+            **options,
+        )
+    if not with_deepspeed:
+        return
+    import deepspeed
+
+    deepspeed.init_distributed(
+        dist_backend=backend,
+        auto_mpi_discovery=False,
+        verbose=False,
+        timeout=timedelta(seconds=timeout_s),
+        rank=world.rank,
+        world_size=world.world_size,
+    )
+    seen = deepspeed.comm.get_world_size()
+    if seen != world.world_size:
+        raise ClusterError(
+            problem=f"DeepSpeed sees {seen} ranks; the launcher built {world.world_size}.",
+            way_out="Remove MPI or launcher variables from the workers' environment.",
+        )
+
+
+class TorchGroup:
+    """Ranks agreeing over gloo, beside whatever moves the tensors."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+        self._group: Any = None
+        if dist.get_backend() != "gloo":
+            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+
+    def gather(self, value: Any) -> list[Any] | None:
+        """Return every rank's value in rank order on rank 0, None elsewhere."""
+        out: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
+        dist.gather_object(value, out, dst=0, group=self._group)
+        return out
+
+    def broadcast(self, value: Any) -> Any:
+        """Return rank 0's value on every rank."""
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self._group)
+        return box[0]

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ZeRO-3 engine: DeepSpeed's, with its partitions as checkpoint ranges.
+
+Only this file and ``rendezvous`` import deepspeed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import deepspeed
+import torch
+import torch._dynamo  # Cannot be imported once zero.Init has replaced tensor constructors.
+from deepspeed.utils import safe_get_local_fp32_param, safe_get_local_optimizer_state
+
+from raydist.checkpoint.ranges import LocalRange, WantedRange, partition
+from raydist.config import RunConfig
+from raydist.config.deepspeed import render
+from raydist.train.adamw import MOMENTS, adamw, parameter_groups
+from raydist.train.engine import StepResult
+from raydist.train.job import Batch, Job
+from raydist.train.tensors import (
+    HeldRange,
+    export_ranges,
+    load_ranges,
+    mean_over_ranks,
+    persistent_buffers,
+    replica_slice,
+    spec_of,
+    spread_replicas,
+)
+from raydist.train.weights import initialize_weights
+from raydist.world import BatchPlan
+
+
+class ZeroEngine:
+    """Parameters, gradients and optimizer state partitioned over all ranks."""
+
+    def __init__(
+        self, job: Job, config: RunConfig, batch: BatchPlan, device: torch.device
+    ) -> None:
+        ds_config = render(config, batch)
+        with deepspeed.zero.Init(config_dict_or_path=ds_config):
+            module = job.build_model(config)
+        initialize_weights(module, seed=config.seed, gather=_whole)
+        groups = parameter_groups(module, config.optimizer)
+        if config.zero.offload_optimizer == "cpu":
+            optimizer = deepspeed.ops.adam.DeepSpeedCPUAdam(
+                groups,
+                lr=config.optimizer.learning_rate,
+                betas=(config.optimizer.beta1, config.optimizer.beta2),
+                eps=config.optimizer.eps,
+            )
+        else:
+            optimizer = adamw(groups, config.optimizer)
+        self._engine: Any = deepspeed.initialize(
+            model=module, optimizer=optimizer, config=ds_config
+        )[0]
+        self._zero: Any = self._engine.optimizer
+        self._loss_fn = job.loss_fn
+        self._device = device
+        self._accumulation = batch.gradient_accumulation_steps
+        self._create_moments()
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """DeepSpeed's engine, which is the module to call."""
+        return self._engine
+
+    def step(self, micro_batches: Sequence[Batch], *, learning_rate: float) -> StepResult:
+        """One optimizer step; DeepSpeed divides the loss and reduces at every micro-step.
+
+        DeepSpeed leaves the update out, on all ranks, when the global gradient norm is not
+        finite.
+        """
+        for group in self._zero.param_groups:
+            group["lr"] = learning_rate
+        total = torch.zeros((), device=self._device)
+        for micro_batch in micro_batches:
+            loss = self._loss_fn(self._engine, micro_batch)
+            self._engine.backward(loss)
+            self._engine.step()
+            total += loss.detach().float() / self._accumulation
+        return StepResult(
+            loss=mean_over_ranks(total),
+            grad_norm=float(self._engine.get_global_grad_norm()),
+            skipped=bool(self._zero.overflow),
+        )
+
+    def wanted(self) -> list[WantedRange]:
+        """This rank's partition of every tensor, and its slice of replicated buffers."""
+        return [held.wanted for held in self._held()]
+
+    def export(self) -> tuple[list[LocalRange], dict[str, float]]:
+        """Return this rank's partitions and Adam's step count."""
+        steps = {float(state["step"]) for state in self._states()}
+        return export_ranges(self._held()), {"adam_step": max(steps, default=0.0)}
+
+    def load(self, buffers: dict[str, memoryview], scalars: dict[str, float]) -> None:
+        """Set partitions, then renew what the next forward gathers from them.
+
+        The fp32 masters and moments are the state; the partitions that forward gathers, and
+        the small parameters that stay whole on every rank, are copies that must follow.
+        """
+        self._zero.checkpoint_event_prologue()
+        load_ranges(self._held(), buffers)
+        for state in self._states():
+            if torch.is_tensor(state["step"]):
+                state["step"].fill_(scalars["adam_step"])
+            else:
+                state["step"] = int(scalars["adam_step"])
+        for number in range(len(self._zero.fp16_groups)):
+            self._zero._reassign_or_swap_out_partitioned_parameters(number)
+        self._zero.checkpoint_event_epilogue()
+        spread_replicas(list(persistent_buffers(self._engine.module).values()))
+
+    def _states(self) -> list[dict[str, Any]]:
+        return [self._zero.optimizer.state[p] for p in self._zero.fp32_partitioned_groups_flat]
+
+    def _create_moments(self) -> None:
+        # The optimizer makes them in its first update; a restore needs them before it.
+        for flat in self._zero.fp32_partitioned_groups_flat:
+            state = self._zero.optimizer.state[flat]
+            if not state:
+                is_torch = isinstance(self._zero.optimizer, torch.optim.AdamW)
+                state["step"] = torch.zeros(()) if is_torch else 0
+                for kind in MOMENTS:
+                    state[kind] = torch.zeros_like(flat)
+
+    def _held(self) -> list[HeldRange]:
+        rank = torch.distributed.get_rank()
+        world_size = torch.distributed.get_world_size()
+        held: list[HeldRange] = []
+        for name, p in self._engine.module.named_parameters():
+            offset, length = partition(p.ds_numel, world_size=world_size, rank=rank)
+            if p.requires_grad:
+                parts = {"master": safe_get_local_fp32_param(p)}
+                parts |= {kind: safe_get_local_optimizer_state(p, kind) for kind in MOMENTS}
+            else:
+                parts = {"master": p.ds_tensor.data}
+            held += [
+                HeldRange(
+                    spec=spec_of(f"{kind}/{name}", p.ds_shape, part.dtype),
+                    offset=offset,
+                    tensor=part.detach().view(-1)[:length],
+                )
+                for kind, part in parts.items()
+            ]
+        for name, buffer in persistent_buffers(self._engine.module).items():
+            held.append(replica_slice(f"buffer/{name}", buffer))
+        return held
+
+
+def _whole(parameters: list[torch.nn.Parameter]) -> Any:
+    return deepspeed.zero.GatheredParameters(parameters, modifier_rank=0)
