@@ -134,10 +134,27 @@ class WorkerLostError(RaydistError):
 
 
 @dataclass(kw_only=True, eq=False)
-class UserCodeError(RaydistError):
-    """The job's own code raised; the traceback is in the rank's log."""
+class RankFailedError(RaydistError):
+    """A rank's code raised something that is not raydist's own.
+
+    Fields:
+        error: Type of the exception.
+        step: Step it was in, None before the first.
+        is_collateral: Whether it came out of a collective, as it does when a peer is gone.
+        text: The traceback.
+    """
 
     kind: ClassVar[FailureKind] = FailureKind.USER_CODE
+
+    rank: int
+    error: str
+    step: int | None
+    is_collateral: bool
+    text: str
+
+    def __str__(self) -> str:
+        where = "before its first step" if self.step is None else f"in step {self.step}"
+        return f"Rank {self.rank} failed {where}:\n{self.text}"
 
 
 @dataclass(kw_only=True, eq=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from raydist.config.deepspeed_keys import (
 )
 
 _NUMBERS = {"positive": int, "count": int, "integer": int, "number": float, "ratio": float}
+_LARGEST = 2**63 - 1  # a larger count fits no tensor, and no float of DeepSpeed's
 _WORDS = {
     "positive": "a whole number above 0",
     "count": "a whole number of at least 0",
@@ -191,7 +191,9 @@ def check_value(value: Any, kind: str, path: str) -> tuple[Any, Problem | None]:
 
 
 def _as_number(value: Any, kind: str) -> tuple[Any, bool]:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return value, False
+    if not -_LARGEST <= value <= _LARGEST:  # also false for NaN
         return value, False
     if _NUMBERS[kind] is int:
         whole = int(value)

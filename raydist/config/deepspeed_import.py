@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,8 @@ def read_ds_config(source: str | Path | Mapping[str, Any], base: RunConfig) -> D
 
     Raises:
         ConfigError: The file cannot be read, or holds what raydist cannot take; one error
-            names every such setting by its path, with the correction.
+            names every such setting by its path, with the correction. Or the recipe's own
+            zero.extra cannot go to DeepSpeed.
     """
     name, tree = _load(source)
     walked = walk(tree)
@@ -143,9 +145,13 @@ def _load(source: str | Path | Mapping[str, Any]) -> tuple[str, Mapping[str, Any
             way_out="Give --ds-config the path of a JSON file in UTF-8.",
         ) from error
     try:
-        tree = json.loads(text, object_pairs_hook=ObjectWithRepeats, parse_constant=_refuse_number)
+        tree = json.loads(
+            text,
+            object_pairs_hook=ObjectWithRepeats,
+            parse_constant=partial(_refuse_number, path),
+        )
     except json.JSONDecodeError as error:
-        line = text.splitlines()[error.lineno - 1].strip() if text.strip() else ""
+        line = text.split("\n")[error.lineno - 1].strip()
         raise ConfigError(
             problem=f"{path}, line {error.lineno}, column {error.colno}: {error.msg}"
             + (f" in {line!r}." if line else "."),
@@ -159,8 +165,8 @@ def _load(source: str | Path | Mapping[str, Any]) -> tuple[str, Mapping[str, Any
     return str(path), tree
 
 
-def _refuse_number(text: str) -> float:
+def _refuse_number(path: Path, text: str) -> float:
     raise ConfigError(
-        problem=f"The DeepSpeed configuration holds {text}, which is no JSON number.",
+        problem=f"{path} holds {text}, which is no JSON number.",
         way_out="Write a finite number.",
     )

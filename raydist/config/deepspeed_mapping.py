@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from raydist.config.deepspeed import default_leaves, owner_of
-from raydist.config.deepspeed_check import Problem, as_json, nest, no_effect, walk
+from raydist.config.deepspeed import default_leaves, extra_leaves, owner_of
+from raydist.config.deepspeed_check import Problem, as_json, nest, no_effect
 from raydist.config.deepspeed_keys import AUTO, NATIVE_AUTO, RULES
 from raydist.config.run import RunConfig
 from raydist.errors import ConfigError
@@ -267,7 +267,7 @@ class Reader:
             self._refuse(path, f"{as_json(betas)} is not two numbers", "Write [0.9, 0.95].")
             return
         for beta, key in zip(betas, ("optimizer.beta1", "optimizer.beta2"), strict=True):
-            self._change(path, beta, key, beta)
+            self._change(path, betas, key, beta)
 
     def _read_clipping(self) -> None:
         path, key = "gradient_clipping", "optimizer.max_grad_norm"
@@ -355,7 +355,9 @@ class Reader:
             elif rule and value not in rule.allowed:
                 continue  # refused by the walk
             elif owner:
-                self.mapped.append(Setting(path, value, "already so"))
+                is_fp16 = path.startswith("fp16.")
+                target = "not read: fp16 is off" if is_fp16 else "already so"
+                self.mapped.append(Setting(path, value, target))
             else:
                 note = no_effect(path)
                 target = f"zero.extra, without effect: {note}" if note else "zero.extra"
@@ -378,9 +380,13 @@ class Reader:
             )
 
     def apply(self) -> RunConfig | None:
-        """Return the run with all changes, or None after noting why there is none."""
+        """Return the run with all changes, or None after noting why there is none.
+
+        Raises:
+            ConfigError: The recipe's own zero.extra cannot go to DeepSpeed.
+        """
         if self.extra:
-            kept = walk(self.base.zero.extra).leaves | self.extra
+            kept = extra_leaves(self.base) | self.extra
             self.changes["zero.extra"] = nest(kept)
         sections: dict[str, dict[str, Any]] = {}
         for key, value in self.changes.items():

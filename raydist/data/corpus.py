@@ -148,7 +148,7 @@ class Corpus:
         size = self._store.size(info.key)
         if size != info.num_tokens * self._dtype.itemsize:
             raise _altered(info, f"{size} bytes for {info.num_tokens} tokens")
-        path = Path(self._store._path(info.key))
+        path = self._store.path(info.key)
         return np.memmap(path, self._dtype, mode="r")
 
 

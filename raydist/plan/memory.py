@@ -160,9 +160,10 @@ def _zero3_parts(
 
     Each tensor is cut into world_size equal parts, the last padded. A partition has parameters
     in the precision of the run, gradients as zero_sizes says, and in fp32 master weights and
-    two moments; under fp32 the parameters are the master weights. The optimizer sees one
-    sub-group at a time, with an fp32 copy of its gradients. Offloading the optimizer moves
-    gradients, master weights and moments to the host, where the fp32 gradients stay.
+    two moments; a run in fp32 has master weights too (DeepSpeed means to share them, but
+    compares a torch.device with a str; measured). The optimizer sees one sub-group at a time,
+    with an fp32 copy of its gradients. Offloading the optimizer moves gradients, master weights
+    and moments to the host, where the fp32 gradients stay.
 
     Gathered at once: what is reused within max_reuse elements stays, which around the turn from
     forward to backward is half of that; one tensor more; and the prefetch. Never more than the
@@ -178,7 +179,6 @@ def _zero3_parts(
     is_offloaded = config.zero.offload_optimizer != "none"
     optimizer: Place = "host" if is_offloaded else "device"
     parameters: Place = "host" if config.zero.offload_parameters != "none" else "device"
-    has_master = element == 2 or is_offloaded
     gathered = min(sum(numels), sizes.max_reuse // 2 + largest + sizes.prefetch)
     persistent = sum(n for n in numels if n <= sizes.persistence)
     bucket = sizes.reduce_bucket + max(sizes.reduce_bucket, largest)
@@ -190,7 +190,7 @@ def _zero3_parts(
         _part("parameters", element * own, place=parameters),
         _part("gradients", sizes.gradient_bytes * own, place=optimizer),
         _part("fp32 gradients", 4 * own if is_offloaded else 0, place=optimizer),
-        _part("master weights", 4 * own if has_master else 0, place=optimizer),
+        _part("master weights", 4 * own, place=optimizer),
         _part("optimizer moments", 8 * own, place=optimizer),
         _part("gathered parameters", element * max(gathered, persistent), phase="backward"),
         _part("gradient buckets", sizes.communication_bytes * bucket, phase="backward"),

@@ -41,7 +41,7 @@ class LocalStore:
             ObjectExistsError: ``if_absent`` and the key is taken.
             StorageError: The filesystem refused.
         """
-        path = self._path(key)
+        path = self.path(key)
         folder = os.path.dirname(path)
         with explained("write", path):
             _make_durable_folder(folder)
@@ -62,7 +62,7 @@ class LocalStore:
         Raises:
             StorageError: The filesystem refused.
         """
-        path = self._path(key)
+        path = self.path(key)
         with explained("append to", path):
             _make_durable_folder(os.path.dirname(path))
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
@@ -79,7 +79,7 @@ class LocalStore:
             StorageError: The filesystem refused.
         """
         check_range(start, length)
-        path = self._path(key)
+        path = self.path(key)
         with explained("read", path):
             try:
                 with open(path, "rb") as file:
@@ -95,7 +95,7 @@ class LocalStore:
         Raises:
             StorageError: The filesystem refused.
         """
-        return self._size_of(self._path(key))
+        return self._size_of(self.path(key))
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
         """Yield (key, bytes) of every object whose key starts with ``prefix``, sorted by key.
@@ -122,11 +122,12 @@ class LocalStore:
         Raises:
             StorageError: The filesystem refused.
         """
-        path = self._path(key)
+        path = self.path(key)
         with explained("delete", path), contextlib.suppress(*_NOT_THERE):
             os.unlink(path)
 
-    def _path(self, key: str) -> str:
+    def path(self, key: str) -> str:
+        """Return the file that holds ``key``, whether or not it exists."""
         check_key(key)
         return os.path.join(self.root, key)
 

@@ -141,8 +141,10 @@ def check_writable(url: str) -> None:
     except StorageUnusableError:
         raise
     except StorageError as error:
-        problem = error.problem or f"{location.url}: {error}."
-        raise StorageUnusableError(problem=problem, way_out=error.way_out) from error
+        raise StorageUnusableError(
+            problem=f"--storage {url} cannot be used. {error.problem or error}",
+            way_out=error.way_out or "Choose another --storage.",
+        ) from error
 
 
 def _probe(store: ObjectStore, url: str) -> None:

@@ -115,7 +115,9 @@ class S3Store:
             attempt = partial(self._requests.on_object, operation, key, **arguments)
             return self._requests.retrying("write", key, attempt)
 
-        upload_parts(request, self._threads.pool(), view, complete)
+        # As boto3's own uploads; other servers may refuse checksums (boto/boto3#4398).
+        algorithm = "CRC32" if self._requests.is_aws else None
+        upload_parts(request, self._threads.pool(), view, complete, checksum_algorithm=algorithm)
 
     def _write(self, key: str, view: memoryview, operation: str, **arguments: Any) -> None:
         """Make the request that lets the object appear, and settle attempts with lost replies."""

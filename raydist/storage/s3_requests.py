@@ -52,6 +52,11 @@ class BucketRequests:
         """Where requests go, for messages."""
         return self._connection.place
 
+    @property
+    def is_aws(self) -> bool:
+        """Whether this is AWS's own S3, not a server that speaks its protocol."""
+        return self._connection.endpoint_url is None
+
     def name(self, key: str) -> str:
         """Return the object's name in the bucket."""
         return f"{self._prefix}/{key}" if self._prefix else key

@@ -81,6 +81,8 @@ def upload_parts(
     pool: concurrent.futures.Executor,
     view: memoryview,
     complete: Callable[[str, list[dict[str, Any]]], None],
+    *,
+    checksum_algorithm: str | None,
 ) -> None:
     """Upload ``view`` as a multipart upload and complete it; abort it on any failure.
 
@@ -89,16 +91,22 @@ def upload_parts(
         pool: Where the parts go up.
         view: The object, as bytes.
         complete: Called with the upload's id and its parts once all are there.
+        checksum_algorithm: Sent with each part and checked by the server, such as ``CRC32``;
+            all three kinds of request must agree on it. None sends none.
 
     Raises:
         StorageError: A request failed for good.
     """
-    upload_id: str = request("create_multipart_upload")["UploadId"]
+    checksum = {"ChecksumAlgorithm": checksum_algorithm} if checksum_algorithm else {}
+    upload_id: str = request("create_multipart_upload", **checksum)["UploadId"]
 
     def upload(number: int, start: int, end: int) -> dict[str, Any]:
         body = bytes(view[start:end])  # the SDK takes no memoryview; one part a thread is held
-        reply = request("upload_part", UploadId=upload_id, PartNumber=number, Body=body)
-        return {"PartNumber": number, "ETag": reply["ETag"]}
+        reply = request("upload_part", UploadId=upload_id, PartNumber=number, Body=body, **checksum)
+        part = {"PartNumber": number, "ETag": reply["ETag"]}
+        if checksum_algorithm:
+            part[f"Checksum{checksum_algorithm}"] = reply[f"Checksum{checksum_algorithm}"]
+        return part
 
     cuts = spans(0, view.nbytes, part_size_bytes(view.nbytes))
     try:

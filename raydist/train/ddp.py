@@ -44,7 +44,9 @@ class DdpEngine:
         self._optimizer = adamw(parameter_groups(module, config.optimizer), config.optimizer)
         self._create_moments()
         self._ddp = DistributedDataParallel(
-            module, device_ids=[device.index] if device.type == "cuda" else None
+            module,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            gradient_as_bucket_view=True,  # or each rank holds every gradient twice
         )
 
     @property

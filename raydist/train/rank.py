@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import logging
 import time
@@ -31,29 +30,13 @@ from raydist.storage import ObjectStore, open_store
 from raydist.train import rng
 from raydist.train.engine import Engine
 from raydist.train.feed import BatchFeed
-from raydist.train.job import Job
 from raydist.train.loop import TrainState, train
+from raydist.train.task import RankTask
+from raydist.train.versions import versions
 from raydist.world import World, plan_batch
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankTask:
-    """What every rank is told besides its place.
-
-    Fields:
-        driver: Identity of the submission; attempts of one driver replace each other.
-        takeover: Whether a living attempt of another driver is replaced too.
-        corpus_url: The prepared corpus.
-    """
-
-    job: Job
-    config: RunConfig
-    driver: str
-    takeover: bool
-    corpus_url: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -325,17 +308,6 @@ def _recorder(
         hooks.row(row)
 
     return record
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of what a run's numbers depend on."""
-    found = {}
-    for name in ("raydist", "torch", "deepspeed", "ray", "transformers"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
 
 
 def _identity(config: RunConfig) -> RunIdentity:

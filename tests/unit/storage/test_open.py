@@ -153,5 +153,7 @@ def test_check_writable_error_without_problem_still_says_what(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(storage_open, "_open", lambda location, policy: ForeignStore())
-    with pytest.raises(StorageUnusableError, match=r"s3://bucket/runs: object .* exists already"):
+    with pytest.raises(
+        StorageUnusableError, match=r"s3://bucket/runs cannot be used\. object .* exists already"
+    ):
         check_writable("s3://bucket/runs")

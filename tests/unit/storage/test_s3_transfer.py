@@ -5,11 +5,19 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from raydist.storage.s3_read import FIRST_READ_BYTES, ChangedWhileReadError, Piece, read_object
-from raydist.storage.s3_transfer import MIB, part_size_bytes, run_all, spans
+from raydist.storage.s3_transfer import (
+    MIB,
+    MIN_PART_BYTES,
+    part_size_bytes,
+    run_all,
+    spans,
+    upload_parts,
+)
 
 
 @pytest.mark.parametrize(
@@ -117,3 +125,45 @@ def test_read_across_two_versions_is_noticed() -> None:
     versioned = Versioned(70 * MIB, ["one", "one", "two"])
     with ThreadPoolExecutor(2) as pool, pytest.raises(ChangedWhileReadError):
         read_object(versioned.read, pool, 0, None)
+
+
+class RecordedUploads:
+    """Answers the requests of a multipart upload and keeps their arguments."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+
+    def request(self, operation: str, **arguments: Any) -> dict[str, Any]:
+        self.calls.append((operation, arguments))
+        return {"UploadId": "u1", "ETag": "e", "ChecksumCRC32": "sum", "ChecksumCRC32C": "other"}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "asked", "part_keys"),
+    [
+        ("CRC32", {"ChecksumAlgorithm": "CRC32"}, {"PartNumber", "ETag", "ChecksumCRC32"}),
+        (None, {}, {"PartNumber", "ETag"}),
+    ],
+)
+def test_all_requests_of_an_upload_agree_on_the_checksum(
+    algorithm: str | None, asked: dict[str, str], part_keys: set[str]
+) -> None:
+    uploads = RecordedUploads()
+    completed: list[list[dict[str, Any]]] = []
+    with ThreadPoolExecutor(1) as pool:
+        upload_parts(
+            uploads.request,
+            pool,
+            memoryview(b"x" * (MIN_PART_BYTES + 1)),
+            lambda upload_id, parts: completed.append(parts),
+            checksum_algorithm=algorithm,
+        )
+    assert [operation for operation, _ in uploads.calls] == [
+        "create_multipart_upload",
+        "upload_part",
+        "upload_part",
+    ]
+    for _, arguments in uploads.calls:
+        assert {k: v for k, v in arguments.items() if k.startswith("Checksum")} == asked
+    assert [set(part) for part in completed[0]] == [part_keys, part_keys]
+    assert [part["PartNumber"] for part in completed[0]] == [1, 2]

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reaching a Ray cluster: the one RAY_ADDRESS names, or one of our own on this machine."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from raydist.errors import ClusterError
+from raydist.launch.placement import ClusterView
+
+_REACH_TIMEOUT_S = 5.0
+_TOKEN_FILE = Path("~/.ray/auth_token")
+
+
+def use_token_authentication() -> None:
+    """Switch Ray's token authentication on, unless the environment says otherwise.
+
+    Ray writes a token file when it starts a cluster, but clients do not look for it unasked.
+    """
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+
+
+def cluster_address() -> str | None:
+    """Return the address in RAY_ADDRESS, checked for form, or None when it is not set.
+
+    Raises:
+        ClusterError: It is not an address that a training job can join.
+    """
+    address = os.environ.get("RAY_ADDRESS", "").strip()
+    if not address or address == "local":
+        return None
+    if address == "auto":
+        return address
+    scheme = urlsplit(address).scheme if "://" in address else ""
+    if scheme in ("http", "https"):
+        raise ClusterError(
+            problem=f"RAY_ADDRESS={address} is the address for job submission.",
+            way_out="Use `raydist submit` or `ray job submit` with it, or set RAY_ADDRESS to "
+            "the head's host:port (6379 by default).",
+        )
+    if scheme:
+        raise ClusterError(
+            problem=f"RAY_ADDRESS={address}: training is not started through {scheme}://.",
+            way_out="Submit the job with `ray job submit`, or set RAY_ADDRESS to host:port.",
+        )
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ClusterError(
+            problem=f"RAY_ADDRESS={address} is not host:port with a port in [1, 65535].",
+            way_out="Set RAY_ADDRESS to the head's address, as `ray start --head` printed it.",
+        )
+    return address
+
+
+def check_reachable(address: str) -> None:
+    """Prove in seconds that something listens at host:port.
+
+    Raises:
+        ClusterError: The name does not resolve, or nothing answers.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _REACH_TIMEOUT_S).close()
+    except OSError as error:
+        raise ClusterError(
+            problem=f"Nothing answers at RAY_ADDRESS={address}: {error}.",
+            way_out="Check that the head node runs and that this machine reaches it, or unset "
+            "RAY_ADDRESS to train here.",
+        ) from error
+
+
+@contextmanager
+def connected(address: str | None) -> Iterator[None]:
+    """Join the cluster at ``address``, or run one on this machine for as long as this lasts.
+
+    Ray Train is imported while Ray's own processes start.
+
+    Raises:
+        ClusterError: The cluster cannot be joined.
+    """
+    use_token_authentication()
+    if address is not None and address != "auto":
+        check_reachable(address)
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
+    os.environ.setdefault("RAY_TRAIN_METRICS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray
+
+    importer = threading.Thread(target=_import_train, daemon=True)
+    importer.start()
+    with tempfile.TemporaryDirectory(prefix="raydist-") as folder:
+        try:
+            if address is None:
+                # The driver's workers are started on demand: none are started to wait.
+                os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+                ray.init(
+                    address="local",
+                    include_dashboard=False,
+                    logging_level="error",
+                    _temp_dir=_short(folder),
+                )
+            else:
+                ray.init(address=address, logging_level="error")
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ClusterError(
+                problem=f"The Ray cluster at {address or 'this machine'} cannot be joined: "
+                f"{str(error).splitlines()[0]}",
+                way_out="Check RAY_ADDRESS, RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH.",
+            ) from error
+        try:
+            importer.join()
+            yield
+        finally:
+            ray.shutdown()
+
+
+def view() -> ClusterView:
+    """Return what the connected cluster has and could have."""
+    import ray
+    from ray._private.state import state
+
+    total = ray.cluster_resources()
+    limits = state.get_max_resources_from_cluster_config() or {}
+    could = {name: max(total.get(name, 0), limits.get(name, 0)) for name in total | limits}
+    return ClusterView(
+        total=total,
+        free=ray.available_resources(),
+        could_scale_to=could,
+        num_nodes=sum(node["Alive"] for node in ray.nodes()),
+    )
+
+
+def _short(folder: str) -> str:
+    # Ray puts unix sockets below it, whose paths have 107 bytes at most.
+    return folder if len(folder) < 40 else tempfile.mkdtemp(prefix="rd", dir="/tmp")
+
+
+def _import_train() -> None:
+    import raydist.launch.trainer  # noqa: F401

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The user's view: raydist's own lines and one progress line; all else goes to a file."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, TextIO
+
+from raydist.clock import SystemClock
+from raydist.errors import StorageError
+from raydist.launch.events import read_event
+from raydist.metrics.progress import ProgressEvent, ProgressPrinter
+from raydist.storage import ObjectStore
+
+
+class Console:
+    """Shows events; keeps the output of workers and of Ray in a file."""
+
+    def __init__(self, *, progress_every_s: float, stream: TextIO | None = None) -> None:
+        stream = stream or sys.stdout
+        self._printer = ProgressPrinter(
+            stream, is_terminal=stream.isatty(), every_s=progress_every_s, clock=SystemClock()
+        )
+        self._stream = stream
+        handle, path = tempfile.mkstemp(prefix="raydist-", suffix=".log")
+        self.log_path = Path(path)
+        self._log = open(handle, "w", encoding="utf-8", errors="replace")  # noqa: SIM115
+
+    def say(self, text: str) -> None:
+        """Show one line."""
+        self._printer.message(text)
+        self._stream.flush()
+
+    def show(self, event: ProgressEvent) -> None:
+        """Show progress when a line is due."""
+        self._printer.show(event)
+
+    def take_over_worker_output(self) -> None:
+        """Route what Ray forwards from workers here instead of to the terminal."""
+        from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
+
+        dispatcher.remove_handler("ray_print_logs")
+        dispatcher.add_handler("raydist", self._take)
+
+    def close(self, store: ObjectStore | None, key: str) -> str:
+        """End the progress line, move the log to the run's storage, and say where it lies.
+
+        Returns:
+            The key, or the local path where the store could not take it.
+        """
+        self._printer.close()
+        self._log.close()
+        if store is None:
+            return str(self.log_path)
+        try:
+            store.put(key, self.log_path.read_bytes())
+        except StorageError:
+            return str(self.log_path)
+        self.log_path.unlink()
+        return key
+
+    def _take(self, data: dict[str, Any]) -> None:
+        for line in data["lines"]:
+            event = read_event(line)
+            if event is None:
+                self._log.write(f"{data['ip']} {data['pid']}: {line}\n")
+            elif event[0] == "say":
+                self.say(event[1])
+            elif event[0] == "row":
+                self.show(ProgressEvent.from_json_dict(event[1]))
+        self._log.flush()

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many ranks, with what, and whether the cluster can ever hold them. Pure but for the view."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from raydist.config import ScalingConfig
+from raydist.errors import CapacityError, ConfigError
+from raydist.world import World
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterView:
+    """What a cluster has: resources in all, free now, and at most with its autoscaler."""
+
+    total: Mapping[str, float]
+    free: Mapping[str, float]
+    could_scale_to: Mapping[str, float]
+    num_nodes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """Ranks and the resources that each reserves."""
+
+    workers: int
+    resources_per_worker: dict[str, float]
+
+    @property
+    def uses_gpus(self) -> bool:
+        """Whether each rank drives a GPU."""
+        return "GPU" in self.resources_per_worker
+
+    def describe(self) -> str:
+        """Return the bundles in words."""
+        each = ", ".join(f"{v:g} {k}" for k, v in self.resources_per_worker.items())
+        return f"{self.workers} x [{each}]"
+
+
+def plan_placement(scaling: ScalingConfig, view: ClusterView) -> Placement:
+    """Decide ranks and reserve exactly what they need.
+
+    Raises:
+        CapacityError: More than the cluster can ever have; says asked, free, could-scale-to.
+        ConfigError: GPUs per node asked of a cluster without a GPU.
+    """
+    gpus = view.could_scale_to.get("GPU", 0)
+    cpus = view.could_scale_to.get("CPU", 0)
+    if gpus:
+        # Those that are there now; more only when the configuration asks for them.
+        workers = scaling.planned_workers or int(view.total.get("GPU", 0) or gpus)
+    elif scaling.gpus_per_node or scaling.accelerator_type:
+        what = f"scaling.gpus_per_node={scaling.gpus_per_node}"
+        if scaling.accelerator_type:
+            what = f"scaling.accelerator_type={scaling.accelerator_type}"
+        raise ConfigError(
+            problem=f"{what}, and the cluster has no GPU and can get none.",
+            way_out="Add GPU nodes, or set scaling.workers for ranks on CPUs.",
+        )
+    else:
+        workers = scaling.planned_workers or scaling.cpu_workers
+    share = cpus / max(workers, int(gpus))
+    each = scaling.cpus_per_worker or (float(int(share)) if share >= 1 else 1.0)
+    resources = {"CPU": each} | ({"GPU": 1.0} if gpus else {})
+    for name in sorted(resources, reverse=True):
+        asked = resources[name] * workers
+        limit = view.could_scale_to.get(name, 0)
+        if asked > limit:
+            raise CapacityError(
+                resource=name,
+                asked=asked,
+                free=view.free.get(name, 0),
+                could_scale_to=limit,
+                way_out=f"Lower scaling.workers={workers}"
+                + (f" or scaling.cpus_per_worker={each:g}" if name == "CPU" else "")
+                + ", or add nodes.",
+            )
+    return Placement(workers=workers, resources_per_worker=resources)
+
+
+def rank_worlds(node_of_rank: Sequence[str]) -> list[World]:
+    """Return each rank's World from the Ray node id of each rank, in rank order.
+
+    Local ranks count the ranks of one Ray node, whatever host or address it has.
+    """
+    nodes = list(dict.fromkeys(node_of_rank))
+    sizes = Counter(node_of_rank)
+    seen: Counter[str] = Counter()
+    worlds = []
+    for rank, node in enumerate(node_of_rank):
+        worlds.append(
+            World(
+                world_size=len(node_of_rank),
+                rank=rank,
+                local_world_size=sizes[node],
+                local_rank=seen[node],
+                num_nodes=len(nodes),
+                node_rank=nodes.index(node),
+            )
+        )
+        seen[node] += 1
+    return worlds
