@@ -45,6 +45,7 @@ def llama3_8b():
     return RunConfig(
         name="llama3-8b",
         num_steps=100_000,
+        activation_checkpointing=True,
         model=ModelConfig(
             vocab_size=128_256,
             hidden_size=4096,
@@ -58,7 +59,7 @@ def llama3_8b():
         optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=2000),
         data=DataConfig(source="python-stdlib", sequence_length=8192),
         checkpoint=CheckpointConfig(every_steps=500),
-        scaling=ScalingConfig(workers=8),
+        scaling=ScalingConfig(workers=8, plan_device="H100-80G"),
     )
 
 
@@ -67,6 +68,7 @@ def llama3_70b():
     return RunConfig(
         name="llama3-70b",
         num_steps=100_000,
+        activation_checkpointing=True,
         model=ModelConfig(
             vocab_size=128_256,
             hidden_size=8192,
@@ -79,17 +81,17 @@ def llama3_70b():
         batch=BatchConfig(global_batch_size=512, micro_batch_size=1),
         optimizer=OptimizerConfig(learning_rate=1.5e-4, warmup_steps=2000),
         data=DataConfig(source="python-stdlib", sequence_length=8192),
-        zero=ZeroConfig(offload_optimizer="cpu"),
         checkpoint=CheckpointConfig(every_steps=500),
-        scaling=ScalingConfig(nodes=8, gpus_per_node=8),
+        scaling=ScalingConfig(nodes=8, gpus_per_node=8, plan_device="H100-80G"),
     )
 
 
 def qwen2_72b():
-    """Qwen2-72B on 8 nodes x 8 x 80 GB; 512 x 4096 = 2 Mi tokens per optimizer step."""
+    """Qwen2-72B on 2 nodes x 8 x 80 GB, optimizer on the hosts; 2 Mi tokens per step."""
     return RunConfig(
         name="qwen2-72b",
         num_steps=100_000,
+        activation_checkpointing=True,
         model=ModelConfig(
             architecture="qwen2",
             vocab_size=152_064,
@@ -103,9 +105,9 @@ def qwen2_72b():
         batch=BatchConfig(global_batch_size=512, micro_batch_size=1),
         optimizer=OptimizerConfig(learning_rate=1.5e-4, warmup_steps=2000),
         data=DataConfig(source="python-stdlib", sequence_length=4096),
-        zero=ZeroConfig(offload_optimizer="cpu"),
         checkpoint=CheckpointConfig(every_steps=500),
-        scaling=ScalingConfig(nodes=8, gpus_per_node=8),
+        zero=ZeroConfig(offload_optimizer="cpu"),
+        scaling=ScalingConfig(nodes=2, gpus_per_node=8, plan_device="H100-80G"),
     )
 
 
@@ -119,7 +121,7 @@ def build_model(config):
         "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     }
     config_type, model_type = family[shape.architecture]
-    return model_type(
+    model = model_type(
         config_type(
             vocab_size=shape.vocab_size,
             hidden_size=shape.hidden_size,
@@ -133,6 +135,9 @@ def build_model(config):
             use_cache=False,
         )
     )
+    if config.activation_checkpointing:
+        model.activation_checkpointing_enable()
+    return model
 
 
 def loss_fn(model, batch):

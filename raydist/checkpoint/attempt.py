@@ -14,8 +14,13 @@ from typing import Any
 from raydist.checkpoint import layout
 from raydist.checkpoint.journal import Entry, EntryKind, Journal
 from raydist.clock import Clock
-from raydist.errors import FencedError, ObjectExistsError, ObjectMissingError, RunAliveError
-from raydist.errors import StorageError
+from raydist.errors import (
+    FencedError,
+    ObjectExistsError,
+    ObjectMissingError,
+    RunAliveError,
+    StorageError,
+)
 from raydist.storage import ObjectStore
 
 LEASE_RENEW_S = 3.0
@@ -231,5 +236,5 @@ def refuse_if_alive(*, run: str, store: ObjectStore, tail: Entry, clock: Clock) 
 def _beats(store: ObjectStore, attempt: int) -> int:
     try:
         return int(json.loads(store.get(layout.lease_key(attempt)))["beats"])
-    except (ObjectMissingError, ValueError, KeyError):
+    except (ObjectMissingError, ValueError, KeyError, TypeError):
         return 0

@@ -10,13 +10,17 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from raydist.checkpoint import layout
-from raydist.errors import CheckpointError, ObjectMissingError, StorageError
+from raydist.errors import CheckpointError, ObjectExistsError, ObjectMissingError, StorageError
 from raydist.storage import ObjectStore
 
 EntryKind = Literal["opened", "committed", "abandoned", "pruned", "closed"]
+
+_COMMIT_FACTS = frozenset({"step", "manifest", "manifest_bytes", "manifest_crc32c"})
+_MAX_HINT = 10**8 - 1  # the keys have eight digits
+_WAY_OUT = "Restore it from a copy of the run, or start under another name."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,14 +60,15 @@ class Journal:
         """
         key = layout.journal_key(number)
         try:
-            return Entry(**json.loads(self._store.get(key)))
+            entry = Entry(**json.loads(self._store.get(key)))
+            _check(entry, number)
         except ObjectMissingError:
             return None
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, AttributeError) as error:
             raise CheckpointError(
-                problem=f"Journal entry {key} cannot be read: {error!r}.",
-                way_out="Restore it from a copy of the run, or start under another name.",
+                problem=f"Journal entry {key} cannot be read: {error!r}.", way_out=_WAY_OUT
             ) from error
+        return entry
 
     def tail(self) -> Entry | None:
         """Return the newest entry, or None for a run without one.
@@ -86,34 +91,77 @@ class Journal:
         return entry
 
     def newest_commit(self, tail: Entry | None) -> Entry | None:
-        """Return the newest commit as seen from ``tail``."""
+        """Return the newest commit as seen from ``tail``, or None when there was none.
+
+        Raises:
+            CheckpointError: There was one, and its entry is gone or not of a commit.
+        """
         if tail is None or tail.last_commit is None:
             return None
-        return tail if tail.number == tail.last_commit else self.read(tail.last_commit)
+        if tail.number == tail.last_commit:
+            return tail
+        commit = self._get(tail.last_commit)
+        if commit.kind != "committed":
+            raise CheckpointError(
+                problem=f"Journal entry {layout.journal_key(commit.number)} is `{commit.kind}`, "
+                f"where entry {tail.number} names it as a commit.",
+                way_out=_WAY_OUT,
+            )
+        return commit
 
     def older_commit(self, commit: Entry) -> Entry | None:
-        """Return the commit before ``commit``, or None."""
-        before = self.read(commit.number - 1) if commit.number > 1 else None
-        return self.newest_commit(before)
+        """Return the commit before ``commit``, or None when it was the first.
+
+        Raises:
+            CheckpointError: An entry before it is gone or cannot be read.
+        """
+        return self.newest_commit(self._get(commit.number - 1)) if commit.number > 1 else None
 
     def append(self, entry: Entry) -> None:
         """Create ``entry`` at its number.
 
         Raises:
             ObjectExistsError: Somebody was faster.
+            StorageError: The store failed, and the entry is not there.
         """
         raw = json.dumps(dataclasses.asdict(entry)).encode()
-        self._store.put(layout.journal_key(entry.number), raw, if_absent=True)
+        try:
+            self._store.put(layout.journal_key(entry.number), raw, if_absent=True)
+        except ObjectExistsError:
+            raise
+        except StorageError:
+            if self.read(entry.number) != entry:  # else only the reply was lost
+                raise
         try:
             self._store.put(layout.JOURNAL_HINT_KEY, str(entry.number).encode())
         except StorageError:
             return  # The entry stands; a stale hint costs the next reader a few probes.
 
+    def _get(self, number: int) -> Entry:
+        entry = self.read(number)
+        if entry is None:
+            raise CheckpointError(
+                problem=f"Journal entry {layout.journal_key(number)} is missing, but later ones "
+                "are there.",
+                way_out=_WAY_OUT,
+            )
+        return entry
+
     def _hint(self) -> int:
         try:
-            return max(1, int(self._store.get(layout.JOURNAL_HINT_KEY)))
+            hint = int(self._store.get(layout.JOURNAL_HINT_KEY))
         except (ObjectMissingError, ValueError):
             return 1
+        return hint if 1 <= hint <= _MAX_HINT else 1
 
 
+def _check(entry: Entry, number: int) -> None:
+    if entry.number != number or entry.kind not in get_args(EntryKind):
+        raise ValueError(f"it is number {entry.number}, of kind {entry.kind}")
+    if not isinstance(entry.last_commit, int | None):
+        raise ValueError(f"last_commit is {entry.last_commit!r}")
+    if entry.kind == "committed" and (
+        entry.last_commit != number or not entry.facts.keys() >= _COMMIT_FACTS
+    ):
+        raise ValueError("it is a commit without the facts of one")
 

@@ -68,7 +68,7 @@ class Manifest:
         return sum(o.bytes for o in self.objects)
 
     def check(self) -> None:
-        """Prove that the ranges cover every tensor once and lie inside their objects.
+        """Prove that ranges cover every tensor once and objects, checksummed whole, hold them.
 
         Raises:
             CheckpointError: They do not.
@@ -76,13 +76,22 @@ class Manifest:
         if self.tensors.keys() != self.ranges.keys():
             odd = sorted(self.tensors.keys() ^ self.ranges.keys())
             raise CheckpointError(problem=f"Tensors and ranges differ in {', '.join(odd[:3])}.")
+        for o in self.objects:
+            if o.block_bytes < 1 or len(o.blocks) != -(-o.bytes // o.block_bytes):
+                raise CheckpointError(
+                    problem=f"{o.key}: {len(o.blocks)} checksums of blocks of {o.block_bytes} "
+                    f"bytes do not cover {o.bytes} bytes."
+                )
         for key, stored in self.ranges.items():
             spec = self.tensors[key]
             check_cover(key, spec.numel, ((r.offset, r.length) for _, r in stored))
             for index, r in stored:
                 end = r.byte_start + r.length * DTYPE_BYTES[spec.dtype]
-                if not 0 <= index < len(self.objects) or end > self.objects[index].bytes:
-                    raise CheckpointError(problem=f"{key}: range at {r.offset} is outside its object.")
+                is_object = 0 <= index < len(self.objects)
+                if not is_object or r.byte_start < 0 or end > self.objects[index].bytes:
+                    raise CheckpointError(
+                        problem=f"{key}: range at {r.offset} is outside its object."
+                    )
 
     def encode(self) -> bytes:
         """Return the manifest as JSON."""
@@ -127,7 +136,7 @@ def decode(raw: bytes, *, where: str) -> Manifest:
         }
         manifest = Manifest(**tree)
         manifest.check()
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(problem=f"{where} is not a manifest: {error!r}.") from error
     return manifest
 

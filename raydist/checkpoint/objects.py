@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from awscrt import checksums
 
-from raydist.checkpoint.ranges import LocalRange
+from raydist.checkpoint.ranges import DTYPE_BYTES, LocalRange
+from raydist.errors import CheckpointError
 
 _MIN_BLOCK_BYTES = 1 << 20
 _MAX_BLOCKS = 1024
@@ -50,11 +51,15 @@ def encode(ranges: Sequence[LocalRange]) -> tuple[bytearray, dict[str, StoredRan
 
     Returns:
         The file, and for each tensor key where its range lies in it.
+
+    Raises:
+        CheckpointError: A buffer is not of its range's size, or a tensor has two ranges.
     """
+    _check(ranges)
     entries: dict[str, dict[str, object]] = {}
     start = 0
     for item in ranges:
-        end = start + len(item.data)
+        end = start + item.data.nbytes
         entries[f"{item.spec.key}@{item.offset}"] = {
             "dtype": item.spec.dtype,
             "shape": [item.length],
@@ -69,12 +74,24 @@ def encode(ranges: Sequence[LocalRange]) -> tuple[bytearray, dict[str, StoredRan
     stored: dict[str, StoredRange] = {}
     at = 8 + len(header)
     for item in ranges:
-        out[at : at + len(item.data)] = item.data
-        stored[item.spec.key] = StoredRange(
-            offset=item.offset, length=item.length, byte_start=at
-        )
-        at += len(item.data)
+        out[at : at + item.data.nbytes] = item.data
+        stored[item.spec.key] = StoredRange(offset=item.offset, length=item.length, byte_start=at)
+        at += item.data.nbytes
     return out, stored
+
+
+def _check(ranges: Sequence[LocalRange]) -> None:
+    seen: set[str] = set()
+    for item in ranges:
+        key, due = item.spec.key, item.length * DTYPE_BYTES[item.spec.dtype]
+        if item.data.nbytes != due:
+            raise CheckpointError(
+                problem=f"{key}: the range of {item.length} {item.spec.dtype} elements at "
+                f"{item.offset} takes {due} bytes; its buffer has {item.data.nbytes}."
+            )
+        if key in seen:
+            raise CheckpointError(problem=f"{key}: one rank saves two ranges of it.")
+        seen.add(key)
 
 
 def describe(key: str, data: bytes | bytearray | memoryview) -> DataObject:

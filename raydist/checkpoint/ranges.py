@@ -77,6 +77,8 @@ def check_cover(key: str, numel: int, ranges: Iterable[tuple[int, int]]) -> None
     """
     covered = 0
     for offset, length in sorted(r for r in ranges if r[1]):
+        if length < 0:
+            raise CheckpointError(problem=f"{key}: a range of {length} elements at {offset}.")
         if offset != covered:
             what = "is missing" if offset > covered else "stands twice"
             raise CheckpointError(

@@ -47,19 +47,17 @@ def plan_reads(manifest: Manifest, wanted: Iterable[WantedRange]) -> list[Span]:
     verified.
 
     Raises:
-        CheckpointError: The checkpoint has no such tensor, or of another shape or dtype.
+        CheckpointError: The checkpoint has no such tensor, or of another shape or dtype; or a
+            range is outside its tensor, or the second one of it.
     """
     copies: dict[int, list[Copy]] = defaultdict(list)
+    seen: set[str] = set()
     for item in wanted:
-        spec = manifest.tensors.get(item.spec.key)
-        if spec != item.spec:
-            there = f"{list(spec.shape)} {spec.dtype}" if spec else "not there"
-            raise CheckpointError(
-                problem=f"The model wants {item.spec.key} {list(item.spec.shape)} "
-                f"{item.spec.dtype}; in the checkpoint of step {manifest.progress.step} it is "
-                f"{there}.",
-                way_out="Resume with the model that was saved, or choose another --name.",
-            )
+        spec = item.spec
+        _check(manifest, item)
+        if spec.key in seen:
+            raise CheckpointError(problem=f"{spec.key}: one rank wants two ranges of it.")
+        seen.add(spec.key)
         width = DTYPE_BYTES[spec.dtype]
         for index, stored in manifest.ranges[spec.key]:
             first = max(item.offset, stored.offset)
@@ -77,6 +75,23 @@ def plan_reads(manifest: Manifest, wanted: Iterable[WantedRange]) -> list[Span]:
     for index in sorted(copies):
         spans += _spans(index, manifest.objects[index], copies[index])
     return spans
+
+
+def _check(manifest: Manifest, item: WantedRange) -> None:
+    spec = manifest.tensors.get(item.spec.key)
+    if spec != item.spec:
+        there = f"{list(spec.shape)} {spec.dtype}" if spec else "not there"
+        raise CheckpointError(
+            problem=f"The model wants {item.spec.key} {list(item.spec.shape)} "
+            f"{item.spec.dtype}; in the checkpoint of step {manifest.progress.step} it is "
+            f"{there}.",
+            way_out="Resume with the model that was saved, or choose another --name.",
+        )
+    if not 0 <= item.offset <= item.offset + item.length <= spec.numel:
+        raise CheckpointError(
+            problem=f"{spec.key}: the wanted range of {item.length} elements at {item.offset} is "
+            f"not within its {spec.numel}."
+        )
 
 
 def _spans(index: int, info: DataObject, copies: Sequence[Copy]) -> list[Span]:
@@ -100,9 +115,7 @@ def _span(index: int, info: DataObject, copies: list[Copy], end: int) -> Span:
     block = info.block_bytes
     start = copies[0].start // block * block
     stop = min(info.bytes, -(-end // block) * block)
-    return Span(
-        object_index=index, start=start, length=stop - start, copies=tuple(copies)
-    )
+    return Span(object_index=index, start=start, length=stop - start, copies=tuple(copies))
 
 
 def read_spans(

@@ -47,7 +47,8 @@ def read_commit(store: ObjectStore, commit: Entry) -> tuple[Manifest, bytes]:
         raw = store.get(key)
     except ObjectMissingError as error:
         raise CheckpointCorruptError(key=key, reason="the manifest is missing") from error
-    if len(raw) != commit.facts["manifest_bytes"] or checksum(raw) != commit.facts["manifest_crc32c"]:
+    due = commit.facts["manifest_bytes"], commit.facts["manifest_crc32c"]
+    if (len(raw), checksum(raw)) != due:
         raise CheckpointCorruptError(key=key, reason="not the manifest that was committed")
     return decode(raw, where=key), raw
 
@@ -78,9 +79,17 @@ def restore(
     newest_step = commit.facts["step"] if commit else 0
     candidate = commit
     while True:
-        found: dict[str, Any] = group.broadcast(
-            _find(store, candidate) if group.rank == 0 else {}
-        )
+        found: dict[str, Any] = {}
+        if group.rank == 0:
+            candidate, found = _find(store, candidate, is_next=bool(skipped))
+            if skipped and candidate is not None:
+                logger.warning(
+                    "checkpoint of %s; going back to step %d, %d steps lost",
+                    skipped[-1],
+                    candidate.facts["step"],
+                    newest_step - candidate.facts["step"],
+                )
+        found = group.broadcast(found)
         if "error" in found:
             raise CheckpointError(problem=found["error"])
         if found.get("none"):
@@ -91,13 +100,6 @@ def restore(
             if restored is not None:
                 return dataclasses.replace(restored, skipped=tuple(skipped))
         skipped.append(f"step {found['step']}: {reason}")
-        if group.rank == 0 and candidate is not None:
-            candidate = Journal(store).older_commit(candidate)
-            back = candidate.facts["step"] if candidate else 0
-            logger.warning(
-                "checkpoint of step %d is not valid (%s); going back to step %d, %d steps lost",
-                found["step"], reason, back, newest_step - back,
-            )
     if skipped:
         raise CheckpointError(
             problem="No checkpoint of this run verifies. " + "; ".join(skipped),
@@ -106,17 +108,28 @@ def restore(
     return None
 
 
-def _find(store: ObjectStore, commit: Entry | None) -> dict[str, Any]:
-    """Read one commit's manifest on rank 0; whatever comes of it is for all ranks to hear."""
+def _find(
+    store: ObjectStore, commit: Entry | None, *, is_next: bool
+) -> tuple[Entry | None, dict[str, Any]]:
+    """Read the manifest of ``commit``, or of the one before it when ``is_next``. Rank 0.
+
+    Returns:
+        The commit that was read, and what came of it, for all ranks to hear.
+    """
+    try:
+        if is_next and commit is not None:
+            commit = Journal(store).older_commit(commit)
+    except RaydistError as error:
+        return None, {"error": str(error)}
     if commit is None:
-        return {"none": True}
+        return None, {"none": True}
     step = commit.facts["step"]
     try:
-        return {"step": step, "raw": read_commit(store, commit)[1]}
+        return commit, {"step": step, "raw": read_commit(store, commit)[1]}
     except CheckpointCorruptError as error:
-        return {"step": step, "corrupt": str(error)}
+        return commit, {"step": step, "corrupt": str(error)}
     except RaydistError as error:
-        return {"step": step, "error": str(error)}
+        return commit, {"step": step, "error": str(error)}
 
 
 def _read(
@@ -138,8 +151,8 @@ def _read(
         restored = Restored(manifest=manifest, buffers=buffers, bytes_read=count, skipped=())
     except CheckpointCorruptError as error:
         status = {"corrupt": str(error)}
-    except RaydistError as error:
-        status = {"error": str(error)}
+    except (RaydistError, MemoryError) as error:
+        status = {"error": str(error) or repr(error)}
     statuses = group.broadcast(group.gather(status))
     errors = [f"rank {r}: {s['error']}" for r, s in enumerate(statuses) if "error" in s]
     if errors:

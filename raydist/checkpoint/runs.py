@@ -12,7 +12,7 @@ from raydist.checkpoint.attempt import refuse_if_alive
 from raydist.checkpoint.journal import Entry, Journal
 from raydist.clock import Clock
 from raydist.config import RunConfig, diff_mathematics, mathematics, to_json_dict
-from raydist.errors import ObjectMissingError, ResumeError
+from raydist.errors import CheckpointError, ObjectMissingError, ResumeError
 from raydist.storage import ObjectStore
 
 
@@ -38,19 +38,31 @@ class RunState:
 
 
 def read_state(store: ObjectStore) -> RunState:
-    """Read what a start needs to know. No listing; nothing is written."""
+    """Read what a start needs to know. No listing; nothing is written.
+
+    Raises:
+        CheckpointError: The journal or the run's record cannot be read.
+    """
     journal = Journal(store)
     tail = journal.tail()
-    try:
-        saved = json.loads(store.get(layout.RUN_KEY))["mathematics"]
-    except ObjectMissingError:
-        saved = None
     return RunState(
-        mathematics=saved,
+        mathematics=_read_mathematics(store),
         tail=tail,
         commit=journal.newest_commit(tail),
         is_finished=tail is not None and tail.kind == "closed" and tail.facts["why"] == "finished",
     )
+
+
+def _read_mathematics(store: ObjectStore) -> dict[str, Any] | None:
+    try:
+        return dict(json.loads(store.get(layout.RUN_KEY))["mathematics"])
+    except ObjectMissingError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            problem=f"The run's {layout.RUN_KEY} cannot be read: {error!r}.",
+            way_out="Restore it from a copy of the run, or start under another --name.",
+        ) from error
 
 
 def decide_start(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from raydist.checkpoint import layout
@@ -96,9 +96,7 @@ class Saver:
         verdict = self._group.broadcast(verdict)
         if "fenced" in verdict:
             raise FencedError(**verdict["fenced"])
-        outcome = SaveOutcome(
-            step=progress.step, seconds=time.monotonic() - begun, **verdict
-        )
+        outcome = SaveOutcome(step=progress.step, seconds=time.monotonic() - begun, **verdict)
         self._abandoned_in_a_row = 0 if outcome.committed else self._abandoned_in_a_row + 1
         if self._abandoned_in_a_row >= self._max_abandoned:
             raise CheckpointError(
@@ -108,9 +106,7 @@ class Saver:
             )
         return outcome
 
-    def _write_part(
-        self, ranges: Sequence[LocalRange] | RaydistError, step: int
-    ) -> dict[str, Any]:
+    def _write_part(self, ranges: Sequence[LocalRange] | RaydistError, step: int) -> dict[str, Any]:
         rank, world_size = self._group.rank, self._group.world_size
         key = layout.part_key(step, self._attempt_number, rank, world_size)
         try:
@@ -121,7 +117,7 @@ class Saver:
             part = describe(key, data)
         except (RaydistError, MemoryError) as error:
             logger.warning("rank %d could not save step %d: %s", rank, step, error)
-            return {"why": f"rank {rank}: {error}"}
+            return {"why": f"rank {rank}: {str(error) or repr(error)}"}
         specs = {r.spec.key: (r.spec.shape, r.spec.dtype) for r in ranges}
         return {
             "object": asdict(part),
@@ -133,29 +129,47 @@ class Saver:
     def _conclude(
         self, reports: list[dict[str, Any]], *, progress: Progress, scalars: dict[str, float]
     ) -> dict[str, Any]:
-        if self._attempt is None:
-            raise CheckpointError(problem="Rank 0 holds no attempt, so it cannot commit.")
-        failed = [rank for rank, report in enumerate(reports) if "why" in report]
-        step = progress.step
+        """Commit or abandon on rank 0; whatever comes of it is for all ranks to hear."""
+        step, key = progress.step, layout.manifest_key(progress.step, self._attempt_number)
+        ranks = [rank for rank, report in enumerate(reports) if "why" in report]
+        whys = [reports[rank]["why"] for rank in ranks]
+        raw = b""
         try:
-            if failed:
-                why = "; ".join(reports[rank]["why"] for rank in failed)
-                self._attempt.abandon(step=step, why=why, ranks=failed)
-                return {"committed": False, "why": why}
-            manifest = self._manifest(reports, progress=progress, scalars=scalars)
-            manifest.check()
-            raw = manifest.encode()
-            key = layout.manifest_key(step, self._attempt_number)
-            self._store.put(key, raw)
-            self._attempt.commit(
-                step=step, manifest_key=key, manifest_bytes=len(raw), crc32c=checksum(raw)
-            )
+            if self._attempt is None:
+                raise CheckpointError(problem="Rank 0 holds no attempt, so it cannot commit.")
+            if not ranks:
+                try:
+                    raw = self._put_manifest(key, reports, progress=progress, scalars=scalars)
+                except (RaydistError, MemoryError) as error:
+                    ranks, whys = [0], [f"rank 0: {str(error) or repr(error)}"]
+            if ranks:
+                self._attempt.abandon(step=step, why="; ".join(whys), ranks=ranks)
+            else:
+                self._attempt.commit(
+                    step=step, manifest_key=key, manifest_bytes=len(raw), crc32c=checksum(raw)
+                )
         except FencedError as error:
-            return {"fenced": {k: getattr(error, k) for k in error.__dataclass_fields__}}
+            return {"fenced": {f.name: getattr(error, f.name) for f in fields(error)}}
         except RaydistError as error:
-            logger.warning("step %d could not be committed: %s", step, error)
-            return {"committed": False, "why": f"rank 0: {error}"}
+            whys.append(f"rank 0: {error}")
+        if whys:
+            logger.warning("step %d is not committed: %s", step, "; ".join(whys))
+            return {"committed": False, "why": "; ".join(whys)}
         return {"committed": True, "manifest_key": key}
+
+    def _put_manifest(
+        self,
+        key: str,
+        reports: list[dict[str, Any]],
+        *,
+        progress: Progress,
+        scalars: dict[str, float],
+    ) -> bytes:
+        manifest = self._manifest(reports, progress=progress, scalars=scalars)
+        manifest.check()
+        raw = manifest.encode()
+        self._store.put(key, raw)
+        return raw
 
     def _manifest(
         self, reports: list[dict[str, Any]], *, progress: Progress, scalars: dict[str, float]

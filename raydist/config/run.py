@@ -44,6 +44,8 @@ class RunConfig:
     """How state is spread over ranks."""
     precision: Precision = "bf16"
     """Arithmetic of forward and backward; master weights are always fp32."""
+    activation_checkpointing: bool = False
+    """Whether each block keeps its input only and is computed again in the backward."""
     resume: ResumeMode = "auto"
     """never: start only where no checkpoint is; auto: go on if there is one; must: or fail."""
     storage: str = "~/raydist-runs"

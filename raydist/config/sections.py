@@ -203,6 +203,8 @@ class ScalingConfig:
     """CPUs reserved by each rank; None derives it from the nodes' CPUs."""
     accelerator_type: str | None = None
     """Accelerator that nodes must have, as Ray names it (`H100`, `A100-80G`)."""
+    plan_device: str = "cpu"
+    """Accelerator that --dry-run plans for (`H100-80G`); `cpu` is the host."""
     start_timeout_s: float = 300.0
     """How long an autoscaler may take to provide the ranks' nodes."""
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from awscrt import checksums
 from numpy.typing import NDArray
 
 from raydist.data.order import sample_indices
@@ -23,6 +23,7 @@ from raydist.storage.local import LocalStore
 
 MANIFEST_KEY = "manifest.json"
 FORMAT = 1
+_MAX_MAPS = 256  # Each map holds a file descriptor; a process has 1024 by default.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,8 +74,7 @@ def read_manifest(store: ObjectStore, *, where: str) -> CorpusManifest | None:
                 f"up to {FORMAT}.",
                 way_out="Upgrade raydist, or prepare the corpus again.",
             )
-        parts = tuple(CorpusPart(**part) for part in raw.pop("parts"))
-        return CorpusManifest(parts=parts, **raw)
+        return _checked_manifest(raw)
     except ObjectMissingError:
         return None
     except (ValueError, KeyError, TypeError) as error:
@@ -84,8 +84,22 @@ def read_manifest(store: ObjectStore, *, where: str) -> CorpusManifest | None:
         ) from error
 
 
+def _checked_manifest(raw: dict[str, Any]) -> CorpusManifest:
+    parts = tuple(CorpusPart(**part) for part in raw.pop("parts"))
+    manifest = CorpusManifest(parts=parts, **raw)
+    np.dtype(manifest.dtype)
+    in_parts = sum(part.num_tokens for part in parts)
+    if in_parts != manifest.num_tokens:
+        raise ValueError(f"{manifest.num_tokens} tokens in all, {in_parts} in its parts")
+    return manifest
+
+
 class Corpus:
-    """Sequences of a fixed length, addressed by global position."""
+    """Sequences of a fixed length, addressed by global position.
+
+    A part is proven when it is first used: a local one by its checksum, a remote one, of which
+    only ranges are read, by its size. Every id is held against the vocabulary.
+    """
 
     def __init__(
         self, store: ObjectStore, manifest: CorpusManifest, *, sequence_length: int, seed: int,
@@ -99,6 +113,7 @@ class Corpus:
         self._dtype = np.dtype(manifest.dtype).newbyteorder("<")
         counts = [part.num_tokens for part in manifest.parts]
         self._ends = np.cumsum(np.asarray(counts, np.int64))
+        self._proven: set[int] = set()
         self._maps: dict[int, NDArray[Any]] = {}
 
     @property
@@ -110,7 +125,7 @@ class Corpus:
         """Return the token ids at global ``positions``, int64 [len(positions), sequence_length].
 
         Raises:
-            DataError: A part is missing or shorter than the manifest says.
+            DataError: A part is missing, or is not what the manifest says.
         """
         indices = sample_indices(
             np.arange(positions.start, positions.stop, dtype=np.int64),
@@ -128,28 +143,55 @@ class Corpus:
             info = self._manifest.parts[part]
             first = start + done - int(self._ends[part] - info.num_tokens)
             count = min(len(out) - done, info.num_tokens - first)
-            out[done : done + count] = self._tokens(part, first, count)
+            tokens = self._tokens(part, first, count)
+            if tokens.max(initial=0) >= self._manifest.vocab_size:
+                raise _altered(
+                    info,
+                    f"it has the id {tokens.max()}, the vocabulary {self._manifest.vocab_size} ids",
+                )
+            out[done : done + count] = tokens
             done += count
             part += 1
 
     def _tokens(self, part: int, first: int, count: int) -> NDArray[Any]:
         info = self._manifest.parts[part]
+        if part not in self._proven:
+            self._check_size(info)
         if isinstance(self._store, LocalStore):
-            if part not in self._maps:
-                self._maps[part] = self._map(info)
-            return self._maps[part][first : first + count]
+            return self._map(self._store, part)[first : first + count]
+        self._proven.add(part)
         width = self._dtype.itemsize
-        raw = self._store.get(info.key, start=first * width, length=count * width)
+        try:
+            raw = self._store.get(info.key, start=first * width, length=count * width)
+        except ObjectMissingError as error:
+            raise _altered(info, "it is missing") from error
         if len(raw) != count * width:
             raise _altered(info, f"{len(raw)} bytes at token {first} where {count * width} are due")
         return np.frombuffer(raw, self._dtype)
 
-    def _map(self, info: CorpusPart) -> NDArray[Any]:
-        size = self._store.size(info.key)
-        if size != info.num_tokens * self._dtype.itemsize:
-            raise _altered(info, f"{size} bytes for {info.num_tokens} tokens")
-        path = self._store.path(info.key)
-        return np.memmap(path, self._dtype, mode="r")
+    def _check_size(self, info: CorpusPart) -> None:
+        size, due = self._store.size(info.key), info.num_tokens * self._dtype.itemsize
+        if size is None:
+            raise _altered(info, "it is missing")
+        if size != due:
+            raise _altered(info, f"{size} bytes where {due} are due for {info.num_tokens} tokens")
+
+    def _map(self, store: LocalStore, part: int) -> NDArray[Any]:
+        mapped = self._maps.get(part)
+        if mapped is None:
+            info = self._manifest.parts[part]
+            try:
+                mapped = np.memmap(store.path(info.key), self._dtype, mode="r")
+            except (OSError, ValueError) as error:
+                raise _altered(info, f"it cannot be mapped ({error})") from error
+            content: Any = mapped.data
+            if part not in self._proven and checksums.crc32c(content) != info.crc32c:
+                raise _altered(info, f"its checksum is not {info.crc32c:#010x}")
+            self._proven.add(part)
+            if len(self._maps) >= _MAX_MAPS:
+                del self._maps[next(iter(self._maps))]
+            self._maps[part] = mapped
+        return mapped
 
 
 def _altered(info: CorpusPart, reason: str) -> DataError:

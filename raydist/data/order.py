@@ -6,8 +6,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-_ROUNDS = 4
-_MASK = np.uint64(0xFFFFFFFFFFFFFFFF)
+# With 4 rounds P(next = this + 1) measures 1.3 times chance for 1024 samples, and the 24 orders of
+# 4 samples differ twofold in frequency; 12 rounds measure as chance from 3 samples on.
+_ROUNDS = 12
 
 
 def sample_indices(
@@ -73,4 +74,4 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def _round_keys(seed: int, epoch: int) -> NDArray[np.uint64]:
     words = np.random.SeedSequence([seed, epoch]).generate_state(_ROUNDS, np.uint64)
-    return words & _MASK
+    return words.astype(np.uint64)

@@ -80,9 +80,10 @@ def find_source(source: str, *, storage: str) -> CorpusSource:
     """
     if source == STDLIB:
         return _unprepared(source, _stdlib_files(), storage=storage)
-    if "://" not in source and Path(source).expanduser().is_dir():
-        root = Path(source).expanduser().resolve()
-        manifest = read_manifest(open_store(str(root)), where=source)
+    if "://" not in source and os.path.isdir(os.path.expanduser(source)):
+        root = Path(os.path.expanduser(source)).resolve()
+        source = str(root)  # Other nodes have other working and home directories.
+        manifest = read_manifest(open_store(source), where=source)
         if manifest is None:
             files = tuple(_text_files(root, suffixes=_TEXT_SUFFIXES, excluded={"__pycache__"}))
             return _unprepared(root.name, files, storage=storage)
@@ -140,11 +141,13 @@ def cut_pieces(files: Iterable[SourceFile], *, piece_bytes: int = _PIECE_BYTES) 
     """Group files, in order, into pieces of about ``piece_bytes``; every piece has a file."""
     pieces: list[Piece] = []
     group: list[SourceFile] = []
+    group_bytes = 0
     for file in files:
         group.append(file)
-        if sum(f.size for f in group) >= piece_bytes:
+        group_bytes += file.size + 1  # The end of the document counts, or empty files pile up.
+        if group_bytes >= piece_bytes:
             pieces.append(Piece(index=len(pieces), files=tuple(group)))
-            group = []
+            group, group_bytes = [], 0
     if group:
         pieces.append(Piece(index=len(pieces), files=tuple(group)))
     return pieces
@@ -193,11 +196,19 @@ def prepare(
         source: From ``find_source``.
         map_pieces: Calls the function on every piece and the url, and returns the parts in
             piece order; the seam between Ray Data and a plain loop.
+
+    Raises:
+        DataError: A file has changed, or there is neither a corpus nor anything to make it of.
     """
     store = open_store(source.url)
     existing = read_manifest(store, where=source.url)
     if existing is not None:
         return existing
+    if not source.files:
+        raise DataError(
+            problem=f"The prepared corpus at {source.url} is no longer there.",
+            way_out="Start again, so that it is prepared anew, or set data.source to another.",
+        )
     parts = map_pieces(write_piece, cut_pieces(source.files), source.url)
     manifest = CorpusManifest(
         format=FORMAT,

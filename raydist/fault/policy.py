@@ -59,6 +59,7 @@ def decide(
 
     Args:
         reports: By rank, of the ranks that ended.
+        world_size: Ranks of the group.
         previous: The reports of the failure before, if any.
         failures: Failures so far, this one included.
         max_failures: fault.max_worker_failures.
@@ -72,7 +73,8 @@ def decide(
     if previous is not None and any(previous.get(r) == report for r, report in own.items()):
         return Decision(action="stop", reason="the same error came back at the same step")
     lost = [r for r, report in sorted(reports.items()) if report.kind is FailureKind.WORKER_LOST]
-    who = f"rank {lost[0]} was lost" if lost else f"rank {min(reports, default=0)} failed"
+    failed = min(own or reports, default=0)  # Collateral failures follow from the others.
+    who = f"rank {lost[0]} was lost" if lost else f"rank {failed} failed"
     if failures > max_failures:
         return Decision(
             action="stop",

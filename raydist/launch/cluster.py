@@ -9,14 +9,23 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from raydist.errors import ClusterError
 from raydist.launch.placement import ClusterView
 
 _REACH_TIMEOUT_S = 5.0
-_TOKEN_FILE = Path("~/.ray/auth_token")
+
+_RAY_DEFAULTS = {
+    # The controller's poll: it bounds failure detection, each report and the end of a run.
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+    # Metrics are raydist's own files; nobody reads a node's drain notice yet. Each would
+    # cost an actor process or a thread at every start.
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    # A warning about Ray Train's own code.
+    "RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0",
+}
 
 
 def use_token_authentication() -> None:
@@ -88,9 +97,8 @@ def connected(address: str | None) -> Iterator[None]:
     use_token_authentication()
     if address is not None and address != "auto":
         check_reachable(address)
-    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
-    os.environ.setdefault("RAY_TRAIN_METRICS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    for name, value in _RAY_DEFAULTS.items():
+        os.environ.setdefault(name, value)
     import ray
 
     importer = threading.Thread(target=_import_train, daemon=True)
@@ -100,6 +108,7 @@ def connected(address: str | None) -> Iterator[None]:
             if address is None:
                 # The driver's workers are started on demand: none are started to wait.
                 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+                os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
                 ray.init(
                     address="local",
                     include_dashboard=False,

@@ -62,7 +62,7 @@ def launch(job: Job, request: Request) -> RunResult | None:
     if request.dry_run:
         from raydist.launch.dry_run import describe_request
 
-        print(describe_request(job, request), flush=True)
+        print(describe_request(request), flush=True)
         return None
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         from raydist.launch.ranked import run_ranked

@@ -162,9 +162,10 @@ def _fit(
     from ray.train.v2.api.exceptions import TrainingFailedError
 
     from raydist.launch.backend import RaydistConfig
+    from raydist.launch.controller import find_raydist_error
     from raydist.launch.ray_rank import train_rank
     from raydist.launch.ray_storage import ray_storage
-    from raydist.launch.trainer import RaydistTrainer, find_raydist_error
+    from raydist.launch.trainer import RaydistTrainer
     from raydist.train.task import RankTask
 
     config = prepared.config
@@ -215,7 +216,7 @@ def _fit(
 
 
 def _first_raydist_error(error: Any) -> RaydistError | None:
-    from raydist.launch.trainer import find_raydist_error
+    from raydist.launch.controller import find_raydist_error
 
     failures = getattr(error, "worker_failures", None) or {}
     found = [find_raydist_error(failure) for _, failure in sorted(failures.items())]

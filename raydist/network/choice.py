@@ -85,7 +85,7 @@ def choose_interface(
         chosen = by_name[name]
         reason = f"kept from {source}" if preset else f"from {source}"
     else:
-        carrying = [i for i in interfaces if node_address in i.addresses]
+        carrying = [i for i in interfaces if _find(node_address, i.addresses)]
         if not carrying:
             raise ClusterError(
                 problem=f"Node {node}: no interface has the node's address {node_address} "
@@ -102,8 +102,25 @@ def choose_interface(
             way_out="Start Ray there with --node-ip-address of a reachable interface, or set "
             "network.interface.",
         )
-    address = node_address if node_address in chosen.addresses else chosen.addresses[0]
+    address = _find(node_address, chosen.addresses) or _most_reachable(chosen.addresses)
     return NetworkChoice(interface=chosen.name, address=address, reason=reason)
+
+
+def _find(address: str, addresses: Sequence[str]) -> str | None:
+    # Compared as numbers: 2001:DB8::5 and 2001:db8:0::5 are one address.
+    try:
+        wanted = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return None
+    return next((a for a in addresses if ipaddress.ip_address(a) == wanted), None)
+
+
+def _most_reachable(addresses: Sequence[str]) -> str:
+    def rank(text: str) -> tuple[bool, bool]:
+        address = ipaddress.ip_address(text)
+        return address.is_loopback, address.is_link_local
+
+    return min(addresses, key=rank)
 
 
 def network_environment(
@@ -117,4 +134,4 @@ def network_environment(
     implied = {"GLOO_SOCKET_IFNAME": choice.interface}
     if num_nodes > 1:
         implied["NCCL_SOCKET_IFNAME"] = f"={choice.interface}"
-    return {key: value for key, value in implied.items() if key not in environment}
+    return {key: value for key, value in implied.items() if not environment.get(key)}

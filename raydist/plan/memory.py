@@ -207,9 +207,14 @@ def _zero3_parts(
 def _model_parts(config: RunConfig) -> list[MemoryPart]:
     tokens = config.batch.micro_batch_size * config.data.sequence_length
     block = activation_bytes_per_block(config, tokens=tokens)
+    kept = block * config.model.num_layers
+    if config.activation_checkpointing:
+        # Each block keeps its input only; one block at a time is computed again.
+        width = 2 if config.precision == "bf16" and config.strategy != "ddp" else 4
+        kept = width * tokens * config.model.hidden_size * config.model.num_layers + block
     # One block more: the gradients of a block's activations while its backward runs.
     return [
-        _part("activations", block * config.model.num_layers, phase="backward"),
+        _part("activations", kept, phase="backward"),
         _part("activation gradients", block, phase="backward"),
         _part("logits", logits_bytes(config, tokens=tokens), phase="backward"),
     ]
@@ -231,7 +236,7 @@ def activation_bytes_per_block(config: RunConfig, *, tokens: int) -> int:
 
     Source: Korthikanti et al., arXiv 2205.05198, section 4.1, redone for RMSNorm, grouped
     keys, a gated MLP, no dropout and fused attention; equal to the bytes that autograd saves
-    in transformers 5.24 (tests/unit/plan/test_memory.py).
+    in transformers 5.24 (tests/unit/plan/test_plan_memory.py).
     """
     model = config.model
     width = block_shapes(model)["self_attn.k_proj.weight"][0]

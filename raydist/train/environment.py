@@ -5,12 +5,20 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import warnings
 from pathlib import Path
 
 
 def select_accelerator() -> None:
-    """Tell DeepSpeed the accelerator before it is imported; what the site set is kept."""
+    """Tell DeepSpeed the accelerator before it is imported; what the site set is kept.
+
+    Its ops are built with the ninja of this environment, whatever started the process:
+    another ninja takes the built op for stale and compiles for a minute at every start.
+    """
+    tools = str(Path(sys.executable).parent)
+    if os.environ.get("PATH", "").split(os.pathsep)[0] != tools:
+        os.environ["PATH"] = f"{tools}{os.pathsep}{os.environ.get('PATH', '')}"
     if "DS_ACCELERATOR" not in os.environ and not Path("/proc/driver/nvidia/version").exists():
         os.environ["DS_ACCELERATOR"] = "cpu"
 
@@ -33,3 +41,17 @@ def quiet_libraries() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed.*")
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+
+
+def build_ops() -> None:
+    """Compile DeepSpeed's CPU communication op now rather than at a job's first start."""
+    select_accelerator()
+    quiet_libraries()
+    import deepspeed  # noqa: F401
+    from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
+
+    ShareMemCommBuilder().load(verbose=False)
+
+
+if __name__ == "__main__":
+    build_ops()

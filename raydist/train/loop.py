@@ -54,10 +54,14 @@ def train(
     """Run optimizer steps up to ``config.num_steps``. All ranks.
 
     Args:
+        config: The run.
+        engine: This rank's share of the model.
+        feed: Begins at ``state.data_position``.
         state: Where to begin.
         save: Saves a checkpoint, returns the seconds it took; called every
             ``checkpoint.every_steps`` and after the last step.
         record: Takes one metrics row per step.
+        clock: Times the steps.
 
     Returns:
         The state after the last step.
@@ -102,17 +106,20 @@ def train(
         )
         nonfinite_in_a_row = 0 if is_finite else nonfinite_in_a_row + 1
         if nonfinite_in_a_row >= config.fault.max_nonfinite_steps:
-            raise _numerics_error(config, state.step, nonfinite_in_a_row)
+            raise NumericsError(
+                problem=f"{nonfinite_in_a_row} steps in a row up to step {state.step} had a "
+                "non-finite loss or gradient; their updates were left out.",
+                way_out=_numerics_advice(config),
+            )
         is_last = state.step == config.num_steps
         save_s = save(state) if is_last or (every and state.step % every == 0) else 0.0
     return state
 
 
-def _numerics_error(config: RunConfig, step: int, count: int) -> NumericsError:
-    return NumericsError(
-        problem=f"{count} steps in a row up to step {step} had a non-finite loss or gradient; "
-        "their updates were left out.",
-        way_out=f"Lower optimizer.learning_rate={config.optimizer.learning_rate:g}, lengthen "
+def _numerics_advice(config: RunConfig) -> str:
+    return (
+        f"Lower optimizer.learning_rate={config.optimizer.learning_rate:g}, lengthen "
         f"optimizer.warmup_steps={config.optimizer.warmup_steps}, look at the data of these "
-        "steps, or raise fault.max_nonfinite_steps; the last checkpoint is untouched.",
+        f"steps, or raise fault.max_nonfinite_steps={config.fault.max_nonfinite_steps}; the last "
+        "checkpoint is untouched."
     )

@@ -33,6 +33,11 @@ from raydist.train.tensors import (
 from raydist.train.weights import initialize_weights
 from raydist.world import BatchPlan
 
+# deepspeed.initialize imports DeepSpeed's Muon to see whether our optimizer is one, and the
+# torch.compile decorators in it import the inductor: 1.4 s that nothing here uses.
+with torch._dynamo.config.patch(disable=True):
+    import deepspeed.runtime.zero.muon.original_muon  # noqa: F401
+
 
 class ZeroEngine:
     """Parameters, gradients and optimizer state partitioned over all ranks."""

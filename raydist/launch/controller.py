@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs in Ray Train's controller: adopting the early workers, and the failure policy.
+
+Uses inner classes of Ray Train, whose version is pinned to 2.60 (see DECISIONS.md).
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import ray
+from ray.exceptions import RayActorError
+from ray.train import FailureConfig
+from ray.train.v2._internal.execution.controller import TrainController
+from ray.train.v2._internal.execution.failure_handling import FailureDecision, FailurePolicy
+from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
+from ray.train.v2._internal.execution.worker_group import WorkerGroup
+from ray.train.v2._internal.execution.worker_group.placement_group_handle import (
+    DefaultPlacementGroupHandle,
+)
+from ray.train.v2._internal.execution.worker_group.worker import Worker
+from ray.train.v2.api.exceptions import (
+    ControllerError,
+    PreemptionError,
+    TrainingFailedError,
+    WorkerGroupError,
+)
+
+from raydist.errors import FailureKind, RankFailedError, RaydistError
+from raydist.fault import RankReport, decide
+from raydist.launch.backend import RaydistConfig
+from raydist.launch.events import write_event
+
+
+class AdoptingWorkerGroup(WorkerGroup):
+    """A worker group whose first life takes over the workers that the driver started."""
+
+    _adopted: ClassVar[bool] = False
+
+    def _start_impl(self, worker_group_state_builder: Any) -> None:
+        try:
+            super()._start_impl(worker_group_state_builder)
+        finally:
+            AdoptingWorkerGroup._adopted = True  # In this controller's process.
+
+    def _early(self) -> Any:
+        config = self._train_run_context.backend_config
+        if self._adopted or not isinstance(config, RaydistConfig):
+            return None
+        return config.early_group
+
+    def _create_placement_group(self, scaling_config: Any, worker_group_context: Any) -> Any:
+        early = self._early()
+        if early is None:
+            return super()._create_placement_group(scaling_config, worker_group_context)
+        return DefaultPlacementGroupHandle(early.placement_group)
+
+    def _create_workers(
+        self, num_workers: int, placement_group: Any, resources_per_worker: Any, **rest: Any
+    ) -> list[Worker]:
+        early = self._early()
+        if early is None or len(early.actors) != num_workers:
+            return super()._create_workers(
+                num_workers, placement_group, resources_per_worker, **rest
+            )
+        facts = ray.get([actor.get_metadata.remote() for actor in early.actors])
+        workers = [
+            Worker(actor, fact, resources_per_worker, placement_group_bundle_index=index)
+            for index, (actor, fact) in enumerate(zip(early.actors, facts, strict=True))
+        ]
+        return WorkerGroup._assign_worker_ranks(workers)
+
+
+class RaydistController(TrainController):
+    """Ray Train's controller over ``AdoptingWorkerGroup``."""
+
+    worker_group_cls = AdoptingWorkerGroup
+
+
+class ReservedScalingPolicy(FixedScalingPolicy):
+    """A fixed group whose placement group is all that the autoscaler needs to see.
+
+    Ray Train would tell the autoscaler once more, through an actor process of its own.
+    """
+
+    def after_controller_start(self, train_run_context: Any) -> None:
+        """Start nothing."""
+
+    def _maybe_send_resource_request(self) -> None:
+        return
+
+
+class BudgetPolicy(FailurePolicy):
+    """Ray Train's view of ``raydist.fault.decide``; runs in the controller."""
+
+    def __init__(
+        self, failure_config: FailureConfig, *, world_size: int, max_failures: int
+    ) -> None:
+        super().__init__(failure_config)
+        self._world_size = world_size
+        self._max_failures = max_failures
+        self._failures = 0
+        self._previous: dict[int, RankReport] | None = None
+
+    def make_decision(self, training_failed_error: TrainingFailedError) -> FailureDecision:
+        """Restart the group or end the run."""
+        self._failures += 1
+        reports = reports_of(training_failed_error)
+        decision = decide(
+            reports,
+            world_size=self._world_size,
+            previous=self._previous,
+            failures=self._failures,
+            max_failures=self._max_failures,
+        )
+        self._previous = reports
+        if decision.action == "restart":
+            write_event("say", decision.reason)
+            return FailureDecision.RETRY
+        return FailureDecision.RAISE
+
+
+def reports_of(error: TrainingFailedError) -> dict[int, RankReport]:
+    """Return what each rank reported, from Ray Train's error."""
+    if isinstance(error, ControllerError):
+        cause = error.controller_failure
+        if isinstance(cause, RaydistError):
+            return {0: RankReport(kind=cause.kind, error=str(cause), step=None)}
+        lost = RankReport(kind=FailureKind.WORKER_LOST, error=type(cause).__name__, step=None)
+        return {0: lost}
+    if isinstance(error, PreemptionError) and not isinstance(error, WorkerGroupError):
+        return {0: RankReport(kind=FailureKind.WORKER_LOST, error="preempted", step=None)}
+    failures = getattr(error, "worker_failures", {})
+    return {rank: _report(failure) for rank, failure in failures.items()}
+
+
+def _report(failure: BaseException) -> RankReport:
+    found = find_raydist_error(failure)
+    if isinstance(found, RankFailedError):
+        return RankReport(
+            kind=found.kind, error=found.error, step=found.step, is_collateral=found.is_collateral
+        )
+    if found is not None:
+        return RankReport(kind=found.kind, error=str(found), step=None)
+    if isinstance(failure, RayActorError) or isinstance(failure.__cause__, RayActorError):
+        return RankReport(kind=FailureKind.WORKER_LOST, error=type(failure).__name__, step=None)
+    return RankReport(kind=FailureKind.WORKER_LOST, error=type(failure).__name__, step=None)
+
+
+def find_raydist_error(error: BaseException | None) -> RaydistError | None:
+    """Return the first RaydistError in a chain of causes and Ray's wrappers."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, RaydistError):
+            return error
+        inner = getattr(error, "cause", None) or getattr(error, "_base_exc", None)
+        error = inner if isinstance(inner, BaseException) else error.__cause__
+    return None
