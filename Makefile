@@ -1,6 +1,7 @@
 # Two commands do it all: `make run` trains, `make test` tests. Both set up what they need.
 PYTHON ?= python3
 NAME ?= llama-$(shell date +%Y%m%d-%H%M%S)
+RECIPE ?=
 ARGS ?=
 BIN := .venv/bin
 READY := .venv/.ready
@@ -18,8 +19,8 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m raydist.train.environment
 	touch $@
 
-run: $(READY)  ## set up, start a local Ray, submit the main job, follow it (ARGS="llama3_8b --dry-run")
-	@exec $(BIN)/raydist submit jobs/llama_zero3.py $(if $(findstring --name,$(ARGS)),,$(if $(filter-out -%,$(firstword $(ARGS))),,--name $(NAME))) --storage $(CURDIR)/runs $(ARGS)
+run: $(READY)  ## set up, start a local Ray, submit the main job, follow it (RECIPE=, NAME=, ARGS=)
+	@exec $(BIN)/raydist submit jobs/llama_zero3.py $(RECIPE) --name $(NAME) --storage $(CURDIR)/runs $(ARGS)
 
 test: $(READY) check  ## set up and pass every test
 	$(BIN)/python -m pytest

@@ -72,7 +72,8 @@ def verify_checkpoint(store: ObjectStore, manifest_key: str) -> tuple[Manifest, 
     Works on a copied folder too: the manifest carries the proof.
 
     Raises:
-        CheckpointError: The manifest itself is missing or cannot be read.
+        CheckpointCorruptError: The manifest itself is missing.
+        CheckpointError: It cannot be read.
     """
     try:
         raw = store.get(manifest_key)

@@ -164,4 +164,3 @@ def _check(entry: Entry, number: int) -> None:
         entry.last_commit != number or not entry.facts.keys() >= _COMMIT_FACTS
     ):
         raise ValueError("it is a commit without the facts of one")
-

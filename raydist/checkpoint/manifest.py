@@ -8,9 +8,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from awscrt import checksums
-
-from raydist.checkpoint.objects import DataObject, StoredRange
+from raydist.checkpoint.objects import DataObject, StoredRange, crc32c
 from raydist.checkpoint.ranges import DTYPE_BYTES, TensorSpec, check_cover
 from raydist.errors import CheckpointError
 
@@ -143,4 +141,4 @@ def decode(raw: bytes, *, where: str) -> Manifest:
 
 def checksum(raw: bytes) -> int:
     """CRC32C of an encoded manifest, as the journal's commit entry records it."""
-    return checksums.crc32c(raw)
+    return crc32c(raw)

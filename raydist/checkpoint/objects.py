@@ -94,19 +94,23 @@ def _check(ranges: Sequence[LocalRange]) -> None:
         seen.add(key)
 
 
+def crc32c(data: bytes | bytearray | memoryview) -> int:
+    """Return the CRC32C of any buffer, without a copy."""
+    # awscrt reads every buffer, but declares bytes only.
+    return checksums.crc32c(data)  # pyright: ignore[reportArgumentType]
+
+
 def describe(key: str, data: bytes | bytearray | memoryview) -> DataObject:
     """Return the manifest's record of an object, checksums computed over ``data``."""
     view = memoryview(data)
     block_bytes = _MIN_BLOCK_BYTES
     while len(view) > block_bytes * _MAX_BLOCKS:
         block_bytes *= 2
-    blocks = tuple(
-        checksums.crc32c(view[at : at + block_bytes]) for at in range(0, len(view), block_bytes)
-    )
+    blocks = tuple(crc32c(view[at : at + block_bytes]) for at in range(0, len(view), block_bytes))
     return DataObject(
         key=key,
         bytes=len(view),
-        crc32c=checksums.crc32c(view),
+        crc32c=crc32c(view),
         block_bytes=block_bytes,
         blocks=blocks,
     )

@@ -8,10 +8,8 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from awscrt import checksums
-
 from raydist.checkpoint.manifest import Manifest
-from raydist.checkpoint.objects import DataObject
+from raydist.checkpoint.objects import DataObject, crc32c
 from raydist.checkpoint.ranges import DTYPE_BYTES, WantedRange
 from raydist.errors import CheckpointCorruptError, CheckpointError, ObjectMissingError
 from raydist.storage import ObjectStore
@@ -79,7 +77,7 @@ def plan_reads(manifest: Manifest, wanted: Iterable[WantedRange]) -> list[Span]:
 
 def _check(manifest: Manifest, item: WantedRange) -> None:
     spec = manifest.tensors.get(item.spec.key)
-    if spec != item.spec:
+    if spec is None or spec != item.spec:
         there = f"{list(spec.shape)} {spec.dtype}" if spec else "not there"
         raise CheckpointError(
             problem=f"The model wants {item.spec.key} {list(item.spec.shape)} "
@@ -155,7 +153,7 @@ def _get_verified(store: ObjectStore, info: DataObject, start: int, length: int)
     view = memoryview(data)
     for at in range(0, length, info.block_bytes):
         number = (start + at) // info.block_bytes
-        if checksums.crc32c(view[at : at + info.block_bytes]) != info.blocks[number]:
+        if crc32c(view[at : at + info.block_bytes]) != info.blocks[number]:
             raise CheckpointCorruptError(
                 key=info.key,
                 reason=f"block {number} (bytes from {start + at}) does not match its CRC32C",

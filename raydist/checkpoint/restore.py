@@ -66,6 +66,8 @@ def restore(
     object is passed over, loudly; one whose tensors are not the model's is an error.
 
     Args:
+        store: Rooted at the run.
+        group: All ranks.
         commit: Newest commit entry, on rank 0; None elsewhere.
         wanted: What this rank needs of a checkpoint.
 

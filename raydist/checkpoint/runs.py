@@ -95,7 +95,8 @@ def _check_mode(config: RunConfig, store: ObjectStore, state: RunState) -> None:
     name, mode = config.name, config.resume
     if mode == "must" and state.commit is None:
         raise ResumeError(
-            problem=f"--resume must: run {name} has no committed checkpoint under {config.storage}.",
+            problem=f"--resume must: run {name} has no committed checkpoint under "
+            f"{config.storage}.",
             way_out="Check --name and --storage, or use --resume auto.",
         )
     if mode == "never" and state.commit is not None:

@@ -82,6 +82,8 @@ class Saver:
         Args:
             ranges: This rank's ranges, or the error that kept it from having any: a rank that
                 failed takes part in the agreement like the others.
+            progress: How far the run has come; the same on every rank.
+            scalars: Optimizer scalars; rank 0's are kept.
 
         Raises:
             FencedError: Another attempt holds the run.
@@ -134,9 +136,9 @@ class Saver:
         ranks = [rank for rank, report in enumerate(reports) if "why" in report]
         whys = [reports[rank]["why"] for rank in ranks]
         raw = b""
+        if self._attempt is None:
+            return {"committed": False, "why": "rank 0 holds no attempt, so it cannot commit"}
         try:
-            if self._attempt is None:
-                raise CheckpointError(problem="Rank 0 holds no attempt, so it cannot commit.")
             if not ranks:
                 try:
                     raw = self._put_manifest(key, reports, progress=progress, scalars=scalars)

@@ -102,7 +102,12 @@ class Corpus:
     """
 
     def __init__(
-        self, store: ObjectStore, manifest: CorpusManifest, *, sequence_length: int, seed: int,
+        self,
+        store: ObjectStore,
+        manifest: CorpusManifest,
+        *,
+        sequence_length: int,
+        seed: int,
         shuffle: bool = True,
     ) -> None:
         self._store = store
@@ -129,7 +134,9 @@ class Corpus:
         """
         indices = sample_indices(
             np.arange(positions.start, positions.stop, dtype=np.int64),
-            num_samples=self.num_samples, seed=self._seed, shuffle=self._shuffle,
+            num_samples=self.num_samples,
+            seed=self._seed,
+            shuffle=self._shuffle,
         )
         tokens_BL = np.empty((len(positions), self._sequence_length), np.int64)
         for row, index in zip(tokens_BL, indices, strict=True):

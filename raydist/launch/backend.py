@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray.exceptions import RayTaskError
 from ray.train.backend import Backend, BackendConfig
 
 from raydist.config import NetworkConfig
@@ -70,7 +71,7 @@ class RaydistBackend(Backend):
             )
             on_all(ray_rank.join_group, address, port, config.network, config.with_deepspeed)
             worker_group.execute_single(0, ray_rank.say_ranks, facts)
-        except ray.exceptions.RayTaskError as error:
+        except RayTaskError as error:
             if isinstance(error.cause, RaydistError):
                 raise error.cause from None
             raise

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import tempfile
@@ -112,11 +113,11 @@ def connected(address: str | None) -> Iterator[None]:
                 ray.init(
                     address="local",
                     include_dashboard=False,
-                    logging_level="error",
+                    logging_level=logging.ERROR,
                     _temp_dir=_short(folder),
                 )
             else:
-                ray.init(address=address, logging_level="error")
+                ray.init(address=address, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ClusterError(
                 problem=f"The Ray cluster at {address or 'this machine'} cannot be joined: "

@@ -19,11 +19,11 @@ class Console:
     """Shows events; keeps the output of workers and of Ray in a file."""
 
     def __init__(self, *, progress_every_s: float, stream: TextIO | None = None) -> None:
-        stream = stream or sys.stdout
+        self._stream: TextIO = stream or sys.stdout
+        is_terminal = self._stream.isatty()
         self._printer = ProgressPrinter(
-            stream, is_terminal=stream.isatty(), every_s=progress_every_s, clock=SystemClock()
+            self._stream, is_terminal=is_terminal, every_s=progress_every_s, clock=SystemClock()
         )
-        self._stream = stream
         handle, path = tempfile.mkstemp(prefix="raydist-", suffix=".log")
         self.log_path = Path(path)
         self._log = open(handle, "w", encoding="utf-8", errors="replace")  # noqa: SIM115

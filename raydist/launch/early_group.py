@@ -34,7 +34,7 @@ def start_early_group(
     placement: Placement,
     *,
     strategy: str,
-    label_selector: list[dict[str, str]] | None,
+    label_selector: list[dict[str, str]],
     with_deepspeed: bool,
 ) -> EarlyGroup:
     """Reserve the bundles and start one worker in each; returns without waiting."""

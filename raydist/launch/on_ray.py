@@ -92,13 +92,12 @@ def _start_workers(prepared: Prepared, placement: Placement) -> EarlyGroup:
     from raydist.launch.early_group import start_early_group
 
     scaling = prepared.config.scaling
-    selector = None
-    if scaling.accelerator_type:
-        selector = [{"ray.io/accelerator-type": scaling.accelerator_type}] * placement.workers
+    wanted = scaling.accelerator_type
+    labels = {"ray.io/accelerator-type": wanted} if wanted else {}
     return start_early_group(
         placement,
         strategy="PACK",
-        label_selector=selector,
+        label_selector=[labels] * placement.workers,
         with_deepspeed=prepared.config.strategy == "zero3",
     )
 

@@ -106,9 +106,10 @@ def bind_store(world_address: str, network: NetworkConfig) -> tuple[str, int]:
     from datetime import timedelta
 
     import torch.distributed as dist
+    from torch._C._distributed_c10d import TCPStore
 
     try:
-        _store = dist.TCPStore(
+        _store = TCPStore(
             world_address,
             network.master_port or 0,
             is_master=True,
@@ -135,6 +136,7 @@ def join_group(
     from datetime import timedelta
 
     import torch.distributed as dist
+    from torch._C._distributed_c10d import TCPStore
 
     from raydist.train.rendezvous import choose_device, join, rank_environment
 
@@ -142,7 +144,7 @@ def join_group(
     store = _store
     if world.rank != 0:
         try:
-            store = dist.TCPStore(
+            store = TCPStore(
                 address, port, is_master=False, timeout=timedelta(seconds=network.timeout_s)
             )
         except dist.DistError as error:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import ray
-from ray.actor import ActorHandle
-from ray.train import Result, RunConfig, ScalingConfig
+from ray.runtime_context import get_runtime_context
+from ray.train import FailureConfig, Result, RunConfig, ScalingConfig
 from ray.train.v2._internal.callbacks import DatasetsCallback, WorkingDirectorySetupCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2._internal.constants import get_env_vars_to_propagate
-from ray.train.v2._internal.execution.callback import RayTrainCallback
+from ray.train.v2.api.callback import RayTrainCallback
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from raydist.launch.backend import RaydistConfig
@@ -59,15 +59,16 @@ class RaydistTrainer(DataParallelTrainer):
         workers = self.scaling_config.num_workers
         arguments["scaling_policy"] = ReservedScalingPolicy(self.scaling_config)
         arguments["failure_policy"] = BudgetPolicy(
-            self.run_config.failure_config,
+            self.run_config.failure_config or FailureConfig(),
             world_size=workers if isinstance(workers, int) else workers[1],
             max_failures=self._max_worker_failures,
         )
         controller = ray.remote(
             num_cpus=0,
-            label_selector={ray._raylet.RAY_NODE_ID_KEY: ray.get_runtime_context().get_node_id()},
+            label_selector={"ray.io/node-id": get_runtime_context().get_node_id()},
             runtime_env={"env_vars": get_env_vars_to_propagate()},
         )(RaydistController)
-        actor: ActorHandle[Any] = controller.remote(**arguments)
+        actor: Any = controller.remote(**arguments)
         ray.get(actor.run.remote())
-        return ray.get(actor.get_result.remote())
+        result: Any = ray.get(actor.get_result.remote())
+        return result

@@ -104,7 +104,8 @@ class ThreadGroup:
                 del self._meetings[number]  # its ranks still hold it
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._is_settled(meeting), self._limit_s)
-        missing = sorted(set(range(self.world_size)) - meeting.values.keys())
+            missing = set(range(self.world_size)) - meeting.values.keys()
+            missing = sorted(missing & self._ended or missing)
         if missing or len(meeting.operations) > 1:
             raise RuntimeError(
                 f"Rank {rank}'s collective {number} ({'/'.join(sorted(meeting.operations))}) "

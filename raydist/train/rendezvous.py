@@ -69,7 +69,7 @@ def join(
     world: World,
     *,
     device: torch.device,
-    store: dist.Store | None,
+    store: Any,
     timeout_s: float,
     with_deepspeed: bool,
 ) -> None:
@@ -78,7 +78,7 @@ def join(
     Called on every rank before any user code. Every group gets the one time limit.
 
     Args:
-        store: Rendezvous store; None reads MASTER_ADDR and MASTER_PORT.
+        store: Rendezvous store (a torch TCPStore); None reads MASTER_ADDR and MASTER_PORT.
 
     Raises:
         ClusterError: DeepSpeed sees another world than the launcher built.

@@ -7,6 +7,7 @@ import torch
 
 from raydist.checkpoint.manifest import Manifest
 from raydist.checkpoint.ranges import LocalRange, TensorSpec, WantedRange
+from raydist.train.tensors import bytes_of
 
 
 def seed_everything(seed: int, rank: int, step: int = 0) -> None:
@@ -24,7 +25,7 @@ def export(*, rank: int, world_size: int) -> list[LocalRange]:
             spec=TensorSpec(key=_key(kind, rank, world_size), shape=(len(state),), dtype="U8"),
             offset=0,
             length=len(state),
-            data=memoryview(state.numpy()),
+            data=bytes_of(state),
         )
         for kind, state in states.items()
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -64,7 +65,7 @@ def export_ranges(held: Sequence[HeldRange]) -> list[LocalRange]:
                 spec=item.spec,
                 offset=item.offset,
                 length=tensor.numel(),
-                data=_bytes_of(tensor.cpu()),
+                data=bytes_of(tensor.cpu()),
             )
         )
     return ranges
@@ -119,7 +120,9 @@ def mean_over_ranks(value: torch.Tensor) -> float:
     return value.item() / dist.get_world_size()
 
 
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """Return a host tensor's own bytes, uncopied where it is contiguous."""
     if not tensor.numel():
         return memoryview(b"")
-    return memoryview(tensor.contiguous().view(torch.uint8).numpy())
+    array: Any = tensor.contiguous().view(torch.uint8).numpy()
+    return memoryview(array)

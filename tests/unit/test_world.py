@@ -151,9 +151,7 @@ def test_nearest_multiples_enclose_the_value(value: int, unit: int) -> None:
 
 
 @settings(deadline=None)
-@given(
-    st.integers(1, 16), st.integers(1, 8), st.integers(1, 16), st.integers(0, 10**12)
-)
+@given(st.integers(1, 16), st.integers(1, 8), st.integers(1, 16), st.integers(0, 10**12))
 def test_positions_any_split_covers_the_global_batch_exactly_once(
     micro_batch_size: int, accumulation: int, world_size: int, start: int
 ) -> None:

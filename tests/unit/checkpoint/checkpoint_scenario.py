@@ -23,7 +23,7 @@ from raydist.checkpoint.ranges import (
     partition,
 )
 from raydist.checkpoint.restore import Restored, restore
-from raydist.checkpoint.saver import RunIdentity, Saver, SaveOutcome
+from raydist.checkpoint.saver import RunIdentity, SaveOutcome, Saver
 from raydist.errors import RaydistError, StorageError
 from raydist.storage import ObjectStore
 from raydist.testing.fake_clock import FakeClock
@@ -68,9 +68,7 @@ def local_ranges(state: State, *, rank: int, world_size: int) -> list[LocalRange
     return ranges
 
 
-def wanted_ranges(
-    specs: Sequence[TensorSpec], *, rank: int, world_size: int
-) -> list[WantedRange]:
+def wanted_ranges(specs: Sequence[TensorSpec], *, rank: int, world_size: int) -> list[WantedRange]:
     return [
         WantedRange(spec=spec, offset=offset, length=length)
         for spec in specs
@@ -111,7 +109,7 @@ class ToyRun:
             takeover=takeover,
         )
         self.attempt.release()  # no lease thread: nothing here waits long enough for a beat
-        self._savers = [
+        self.savers = [
             Saver(
                 store=self._stores.get(rank, store),
                 group=member,
@@ -139,7 +137,7 @@ class ToyRun:
         self, member: Group, state: State, step: int, errors: Mapping[int, RaydistError]
     ) -> SaveOutcome:
         ranges = local_ranges(state, rank=member.rank, world_size=self.world_size)
-        return self._savers[member.rank].save(
+        return self.savers[member.rank].save(
             errors.get(member.rank, ranges),
             progress=progress_at(step),
             scalars={"adam_step": float(step)},

@@ -191,9 +191,7 @@ def test_open_by_many_at_once_gives_distinct_attempts_and_fences_all_but_the_las
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_open_by_two_drivers_at_once_lets_one_in_or_tells_them_apart(
-    open_on: Open, seed: int
-) -> None:
+def test_open_by_two_drivers_at_once_lets_exactly_one_in(open_on: Open, seed: int) -> None:
     store = MemoryStore()
     gate = threading.Barrier(2)
     results: dict[str, Attempt | RunAliveError] = {}

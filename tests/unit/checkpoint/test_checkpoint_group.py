@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from raydist.checkpoint.group import Group, SingleRank
@@ -72,8 +74,6 @@ def test_thread_ranks_in_different_collectives_break() -> None:
 
 
 def test_thread_rank_that_stays_away_breaks_the_others_at_the_limit() -> None:
-    import threading
-
     gate = threading.Event()
 
     def work(member: Group) -> object:

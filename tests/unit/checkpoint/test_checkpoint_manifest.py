@@ -96,7 +96,7 @@ def test_manifest_is_one_plain_json_object_of_format_1() -> None:
 
 def test_manifest_of_a_newer_format_is_refused_with_both_numbers() -> None:
     tree = {"format": 2, "all": "else is new"}
-    with pytest.raises(CheckpointError, match="the-key has format 2; .* up to 1") as caught:
+    with pytest.raises(CheckpointError, match=r"the-key has format 2; .* up to 1") as caught:
         decode(json.dumps(tree).encode(), where="the-key")
     assert "Upgrade" in caught.value.way_out
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -48,7 +49,7 @@ def test_partition_of_small_tensors_leaves_the_last_ranks_short(
 def cuts_of(numel: int, seed: int) -> list[tuple[int, int]]:
     source = random.Random(seed)
     bounds = sorted({0, numel, *(source.randrange(numel + 1) for _ in range(5))})
-    ranges = [(a, b - a) for a, b in zip(bounds, bounds[1:], strict=False)]
+    ranges = [(a, b - a) for a, b in itertools.pairwise(bounds)]
     source.shuffle(ranges)
     return ranges
 

@@ -57,9 +57,7 @@ def saved(
 
 
 def buffers_for(wanted: list[WantedRange]) -> dict[str, memoryview]:
-    return {
-        w.spec.key: memoryview(bytearray(w.length * DTYPE_BYTES[w.spec.dtype])) for w in wanted
-    }
+    return {w.spec.key: memoryview(bytearray(w.length * DTYPE_BYTES[w.spec.dtype])) for w in wanted}
 
 
 SPECS = tuple(

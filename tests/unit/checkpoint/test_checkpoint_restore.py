@@ -136,14 +136,23 @@ def test_restore_into_another_model_is_an_error_naming_the_tensor_on_every_rank(
         assert "--name" in str(outcome)
 
 
-def test_restore_that_fails_on_one_rank_only_raises_on_all_with_its_rank() -> None:
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (DataError(problem="no such parameter"), "no such parameter"),
+        (MemoryError(), "MemoryError"),
+    ],
+)
+def test_restore_that_fails_on_one_rank_only_raises_on_all_with_its_rank(
+    error: Exception, text: str
+) -> None:
     store = MemoryStore()
     ToyRun(store).save(random_state(1), 1)
 
     def work(member: Group) -> Restored | None:
         def wanted(manifest: Manifest) -> list[WantedRange]:
             if member.rank == 2:
-                raise DataError(problem="no such parameter")
+                raise error
             return wanted_ranges(SPECS, rank=member.rank, world_size=3)
 
         commit = newest_commit(store) if member.rank == 0 else None
@@ -151,7 +160,7 @@ def test_restore_that_fails_on_one_rank_only_raises_on_all_with_its_rank() -> No
 
     for outcome in ThreadGroup(3).outcomes(work):
         assert isinstance(outcome, CheckpointError)
-        assert "rank 2: no such parameter" in str(outcome)
+        assert f"rank 2: {text}" in str(outcome)
 
 
 def delete_part(store: MemoryStore, step: int) -> str:

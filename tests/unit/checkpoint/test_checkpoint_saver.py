@@ -28,7 +28,7 @@ from raydist.checkpoint.attempt import Attempt
 from raydist.checkpoint.group import Group, SingleRank
 from raydist.checkpoint.layout import journal_key, manifest_key, part_key
 from raydist.checkpoint.restore import read_commit
-from raydist.checkpoint.saver import Saver, SaveOutcome
+from raydist.checkpoint.saver import SaveOutcome, Saver
 from raydist.errors import CheckpointError, FencedError, RaydistError, StorageError
 from raydist.testing.memory_store import MemoryStore
 
@@ -74,9 +74,7 @@ def test_save_writes_replicated_state_once() -> None:
         commit = newest_commit(store)
         assert commit is not None
         manifest, _ = read_commit(store, commit)
-        sizes.append(
-            sum(stored.length for key in SPECS for _, stored in manifest.ranges[key.key])
-        )
+        sizes.append(sum(stored.length for key in SPECS for _, stored in manifest.ranges[key.key]))
         puts = [r.key for r in store.requests if r.operation == "put"]
         assert len(puts) == len(set(puts)) + puts.count("journal/hint") - 1
     assert sizes[0] == sizes[1] == sum(spec.numel for spec in SPECS)
@@ -156,7 +154,7 @@ def test_save_whose_ranges_do_not_cover_a_tensor_is_never_committed() -> None:
         ranges = local_ranges(random_state(1), rank=member.rank, world_size=2)
         if member.rank == 1:
             del ranges[0]
-        saver = run._savers[member.rank]
+        saver = run.savers[member.rank]
         return saver.save(ranges, progress=progress_at(1), scalars={})
 
     outcome = same_on_all(run.group.run(save))

@@ -88,8 +88,8 @@ def test_corpus_shuffled_gives_the_sample_that_the_order_names(store: ObjectStor
 
 def test_corpus_stores_of_either_kind_give_the_same_tokens(tmp_path: Path) -> None:
     local, memory = LocalStore(str(tmp_path)), MemoryStore()
-    batches = [_corpus(s, _fill(s)).batch(range(100)) for s in (local, memory)]
-    assert np.array_equal(*batches)
+    from_local, from_memory = (_corpus(s, _fill(s)).batch(range(100)) for s in (local, memory))
+    assert np.array_equal(from_local, from_memory)
 
 
 def test_corpus_two_epochs_use_every_sample_once_each(store: ObjectStore) -> None:
@@ -111,9 +111,7 @@ def test_corpus_of_many_parts_holds_few_descriptors(tmp_path: Path) -> None:
     corpus = _corpus(LocalStore(str(tmp_path)), manifest)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(2):
-        assert np.array_equal(
-            corpus.batch(range(600)), _corpus(store, manifest).batch(range(600))
-        )
+        assert np.array_equal(corpus.batch(range(600)), _corpus(store, manifest).batch(range(600)))
     assert len(os.listdir("/proc/self/fd")) - before < 300
 
 

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks and their resources on a cluster. Made up: what the cluster has."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from raydist.config import ScalingConfig
+from raydist.errors import CapacityError, ConfigError
+from raydist.launch.placement import ClusterView, plan_placement, rank_worlds
+
+
+def _view(
+    *, gpus: float = 0, cpus: float = 0, free_gpus: float | None = None,
+    could_gpus: float | None = None, could_cpus: float | None = None, nodes: int = 1,
+) -> ClusterView:  # fmt: skip
+    def resources(gpu: float, cpu: float) -> dict[str, float]:
+        return {name: value for name, value in (("GPU", gpu), ("CPU", cpu)) if value}
+
+    return ClusterView(
+        total=resources(gpus, cpus),
+        free=resources(gpus if free_gpus is None else free_gpus, cpus),
+        could_scale_to=resources(
+            gpus if could_gpus is None else could_gpus, cpus if could_cpus is None else could_cpus
+        ),
+        num_nodes=nodes,
+    )
+
+
+def test_placement_of_2_workers_on_8_gpus_reserves_exactly_2() -> None:
+    placement = plan_placement(ScalingConfig(workers=2), _view(gpus=8, cpus=64))
+    assert placement.workers == 2
+    assert placement.resources_per_worker == {"CPU": 8.0, "GPU": 1.0}
+    assert placement.uses_gpus
+    assert placement.describe() == "2 x [8 CPU, 1 GPU]"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cpus", "workers", "each"),
+    [
+        (8, 64, 8, 8.0),
+        (8, 64, None, 8.0),
+        (8, 64, 1, 8.0),  # one rank does not take the CPUs of eight
+        (8, 60, 8, 7.0),
+        (4, 4, 4, 1.0),
+        (0, 16, 2, 8.0),
+        (0, 16, 3, 5.0),
+        (0, 2, 2, 1.0),
+    ],
+)
+def test_placement_cpus_of_a_rank_follow_the_ratio(
+    gpus: int, cpus: int, workers: int | None, each: float
+) -> None:
+    placement = plan_placement(ScalingConfig(workers=workers), _view(gpus=gpus, cpus=cpus))
+    assert placement.resources_per_worker["CPU"] == each
+
+
+def test_placement_cpus_that_are_configured_are_taken_as_they_are() -> None:
+    scaling = ScalingConfig(workers=2, cpus_per_worker=0.5)
+    assert plan_placement(scaling, _view(gpus=2, cpus=1)).resources_per_worker == {
+        "CPU": 0.5,
+        "GPU": 1.0,
+    }
+
+
+def test_placement_without_workers_takes_the_gpus_that_are_there_now() -> None:
+    view = _view(gpus=4, cpus=32, could_gpus=16, could_cpus=128)
+    assert plan_placement(ScalingConfig(), view).workers == 4
+
+
+def test_placement_without_workers_on_a_cluster_still_empty_takes_what_can_come() -> None:
+    view = _view(cpus=4, could_gpus=16, could_cpus=132)
+    assert plan_placement(ScalingConfig(), view).workers == 16
+
+
+def test_placement_of_workers_that_an_autoscaler_can_provide_is_accepted() -> None:
+    view = _view(gpus=4, cpus=32, could_gpus=16, could_cpus=128)
+    assert plan_placement(ScalingConfig(workers=16), view).workers == 16
+
+
+def test_placement_of_busy_gpus_is_accepted_to_be_waited_for() -> None:
+    view = _view(gpus=4, cpus=32, free_gpus=0)
+    assert plan_placement(ScalingConfig(workers=4), view).workers == 4
+
+
+def test_placement_on_nodes_x_gpus_per_node_has_their_product_of_ranks() -> None:
+    scaling = ScalingConfig(nodes=2, gpus_per_node=4)
+    placement = plan_placement(scaling, _view(gpus=16, cpus=128, nodes=2))
+    assert placement.describe() == "8 x [8 CPU, 1 GPU]"
+
+
+def test_placement_without_gpus_takes_cpu_workers() -> None:
+    placement = plan_placement(ScalingConfig(), _view(cpus=8))
+    assert placement.describe() == "2 x [4 CPU]"
+    assert not placement.uses_gpus
+    assert plan_placement(ScalingConfig(cpu_workers=4), _view(cpus=8)).workers == 4
+
+
+def test_placement_of_too_many_gpus_says_asked_free_and_could_scale_to() -> None:
+    view = _view(gpus=8, cpus=64, free_gpus=6, could_gpus=12)
+    with pytest.raises(CapacityError) as caught:
+        plan_placement(ScalingConfig(workers=16), view)
+    assert str(caught.value) == (
+        "The run asks for 16 GPU; the cluster has 6 free and could scale to 12.\n"
+        "  Lower scaling.workers=16, or add nodes."
+    )
+    error = caught.value
+    assert (error.resource, error.asked, error.free, error.could_scale_to) == ("GPU", 16, 6, 12)
+
+
+def test_placement_of_too_many_cpus_says_which_keys_to_lower() -> None:
+    with pytest.raises(CapacityError) as caught:
+        plan_placement(ScalingConfig(workers=4, cpus_per_worker=8), _view(gpus=4, cpus=16))
+    assert str(caught.value) == (
+        "The run asks for 32 CPU; the cluster has 16 free and could scale to 16.\n"
+        "  Lower scaling.workers=4 or scaling.cpus_per_worker=8, or add nodes."
+    )
+
+
+def test_placement_of_two_ranks_on_one_cpu_is_refused() -> None:
+    with pytest.raises(CapacityError, match="asks for 2 CPU; the cluster has 1 free"):
+        plan_placement(ScalingConfig(), _view(cpus=1))
+
+
+@pytest.mark.parametrize(
+    ("scaling", "what"),
+    [
+        (ScalingConfig(nodes=2, gpus_per_node=8), "scaling.gpus_per_node=8"),
+        (ScalingConfig(accelerator_type="H100"), "scaling.accelerator_type=H100"),
+    ],
+)
+def test_placement_of_gpus_on_a_cluster_without_any_is_refused_by_key(
+    scaling: ScalingConfig, what: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"{what}, and the cluster has no GPU")):
+        plan_placement(scaling, _view(cpus=64))
+
+
+def test_worlds_of_two_ray_nodes_on_one_host_count_local_ranks_by_node_id() -> None:
+    worlds = rank_worlds(["node-a", "node-a", "node-b", "node-b"])
+    assert [w.rank for w in worlds] == [0, 1, 2, 3]
+    assert [w.local_rank for w in worlds] == [0, 1, 0, 1]
+    assert [w.node_rank for w in worlds] == [0, 0, 1, 1]
+    assert {(w.world_size, w.num_nodes, w.local_world_size) for w in worlds} == {(4, 2, 2)}
+
+
+def test_worlds_of_uneven_and_mixed_nodes_are_counted_as_they_come() -> None:
+    worlds = rank_worlds(["b", "a", "b", "c", "b"])
+    assert [(w.node_rank, w.local_rank, w.local_world_size) for w in worlds] == [
+        (0, 0, 3), (1, 0, 1), (0, 1, 3), (2, 0, 1), (0, 2, 3),
+    ]  # fmt: skip
+    assert {w.num_nodes for w in worlds} == {3}
+
+
+def test_worlds_of_one_rank_are_one_world() -> None:
+    (world,) = rank_worlds(["only"])
+    assert (world.world_size, world.num_nodes, world.local_world_size) == (1, 1, 1)
