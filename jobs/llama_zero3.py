@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Llama pre-training: Ray Train's TorchTrainer x DeepSpeed ZeRO-3 x Ray Data.
 
-    python jobs/llama_zero3.py                           # this machine
-    python jobs/llama_zero3.py llama3_8b --dry-run       # the plan: no GPU, no cluster, no weights
-    ray job submit --working-dir . -- python jobs/llama_zero3.py llama3_8b --storage s3://b/runs
-    torchrun --nproc-per-node 2 jobs/llama_zero3.py      # the same ranks without Ray
+python jobs/llama_zero3.py                           # this machine
+python jobs/llama_zero3.py llama3_8b --dry-run       # the plan: no GPU, no cluster, no weights
+ray job submit --working-dir . -- python jobs/llama_zero3.py llama3_8b --storage s3://b/runs
+torchrun --nproc-per-node 2 jobs/llama_zero3.py      # the same ranks without Ray
 """
 
 from raydist import Job, main

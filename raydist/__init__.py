@@ -25,7 +25,11 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Resolve public names on first use, so that `import raydist` stays light (PEP 562)."""
+    """Resolve public names on first use, so that `import raydist` stays light (PEP 562).
+
+    Raises:
+        AttributeError: No public name.
+    """
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -127,6 +127,13 @@ class ClusterError(RaydistError):
 
 
 @dataclass(kw_only=True, eq=False)
+class RankUnreachableError(ClusterError):
+    """A rank cannot reach another; after a restart it may."""
+
+    kind: ClassVar[FailureKind] = FailureKind.WORKER_LOST
+
+
+@dataclass(kw_only=True, eq=False)
 class WorkerLostError(RaydistError):
     """Ranks were lost and the restart budget is spent."""
 

@@ -8,11 +8,11 @@ holds the run. Entries are consecutive: the tail is found by probing keys, never
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from raydist.checkpoint import layout
+from raydist.checkpoint.sealed import seal, unseal
 from raydist.errors import CheckpointError, ObjectExistsError, ObjectMissingError, StorageError
 from raydist.storage import ObjectStore
 
@@ -60,7 +60,7 @@ class Journal:
         """
         key = layout.journal_key(number)
         try:
-            entry = Entry(**json.loads(self._store.get(key)))
+            entry = Entry(**unseal(self._store.get(key)))
             _check(entry, number)
         except ObjectMissingError:
             return None
@@ -124,7 +124,7 @@ class Journal:
             ObjectExistsError: Somebody was faster.
             StorageError: The store failed, and the entry is not there.
         """
-        raw = json.dumps(dataclasses.asdict(entry)).encode()
+        raw = seal(dataclasses.asdict(entry))
         try:
             self._store.put(layout.journal_key(entry.number), raw, if_absent=True)
         except ObjectExistsError:

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from typing import Any
 
 from raydist.checkpoint.objects import DataObject, StoredRange, crc32c
 from raydist.checkpoint.ranges import DTYPE_BYTES, TensorSpec, check_cover
+from raydist.checkpoint.sealed import seal, unseal
 from raydist.errors import CheckpointError
 
 FORMAT = 1
@@ -101,7 +101,7 @@ class Manifest:
             k: [[i, r.offset, r.length, r.byte_start] for i, r in stored]
             for k, stored in self.ranges.items()
         }
-        return json.dumps(tree, separators=(",", ":")).encode()
+        return seal(tree)
 
 
 def decode(raw: bytes, *, where: str) -> Manifest:
@@ -111,7 +111,7 @@ def decode(raw: bytes, *, where: str) -> Manifest:
         CheckpointError: Not a manifest, of a newer format, or its ranges do not add up.
     """
     try:
-        tree: dict[str, Any] = json.loads(raw)
+        tree: dict[str, Any] = unseal(raw)
         if tree["format"] > FORMAT:
             raise CheckpointError(
                 problem=f"{where} has format {tree['format']}; this raydist reads up to {FORMAT}.",

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import io
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -70,10 +73,9 @@ def parse_request(
             problem=f"There is no recipe {name!r}; this job has {', '.join(recipes)}.",
             way_out=f"Did you mean {near[0]}?" if near else "Choose one of these.",
         )
-    line = tyro.cli(
-        _CommandLine,
+    line = _parse_line(
+        rest,
         default=_CommandLine(config=recipes[name]()),
-        args=rest,
         prog=f"{program} {name}",
         description=recipes[name].__doc__ or "",
     )
@@ -89,3 +91,22 @@ def parse_request(
         allow_config_change=line.allow_config_change,
         ds_report=report,
     )
+
+
+def _parse_line(arguments: Sequence[str], *, default: _CommandLine, **texts: Any) -> _CommandLine:
+    """Parse with tyro, but let a section's own error through: tyro puts it into a box.
+
+    Raises:
+        ConfigError: A section's values cannot be.
+        SystemExit: tyro has said what is wrong, with status 2; or it printed the help.
+    """
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(_CommandLine, default=default, args=arguments, **texts)
+    except SystemExit as stop:
+        wrapped = stop.__context__
+        if wrapped is not None and isinstance(wrapped.__context__, ConfigError):
+            raise wrapped.__context__ from None
+        sys.stderr.write(said.getvalue())
+        raise

@@ -68,6 +68,10 @@ class RunConfig:
                 way_out="Use 1 to 100 letters, digits, '.', '_' or '-', starting with a letter "
                 "or digit.",
             )
+        if self.seed < 0:
+            raise ConfigError(
+                problem=f"seed={self.seed} is below 0.", way_out="Set seed to 0 or more."
+            )
         if self.num_steps < 1:
             raise ConfigError(
                 problem=f"num_steps={self.num_steps} plans no optimizer step.",

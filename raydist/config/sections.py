@@ -123,14 +123,15 @@ class OptimizerConfig:
             max_grad_norm=self.max_grad_norm,
             decay_steps=self.decay_steps,
         )
-        for name, value in (
-            ("beta1", self.beta1),
-            ("beta2", self.beta2),
-            ("min_learning_rate_ratio", self.min_learning_rate_ratio),
-        ):
-            if not 0 <= value <= 1:
-                raise ConfigError(problem=f"optimizer.{name}={value} is not in [0, 1].")
-        if self.weight_decay < 0 or self.warmup_steps < 0:
+        for name, value in (("beta1", self.beta1), ("beta2", self.beta2)):
+            if not 0 <= value < 1:
+                raise ConfigError(problem=f"optimizer.{name}={value} is not in [0, 1).")
+        if not 0 <= self.min_learning_rate_ratio <= 1:
+            raise ConfigError(
+                problem=f"optimizer.min_learning_rate_ratio={self.min_learning_rate_ratio} is not "
+                "in [0, 1]."
+            )
+        if not 0 <= self.weight_decay < math.inf or self.warmup_steps < 0:
             raise ConfigError(
                 problem=f"optimizer.weight_decay={self.weight_decay} and "
                 f"optimizer.warmup_steps={self.warmup_steps} are at least 0."
@@ -295,3 +296,5 @@ class MetricsConfig:
 
     def __post_init__(self) -> None:
         _require_positive("metrics", progress_every_s=self.progress_every_s)
+        if self.sample_tokens < 0:
+            raise ConfigError(problem=f"metrics.sample_tokens={self.sample_tokens} is below 0.")

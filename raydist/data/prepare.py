@@ -56,12 +56,14 @@ class CorpusSource:
         url: Where the prepared corpus lies or will lie.
         files: Documents to prepare it from; empty when ``url`` must hold it already.
         num_tokens: Tokens it has or will have.
+        vocab_size: Its ids are in [0, vocab_size).
     """
 
     name: str
     url: str
     files: tuple[SourceFile, ...]
     num_tokens: int
+    vocab_size: int
 
     @property
     def is_prepared(self) -> bool:
@@ -97,7 +99,13 @@ def find_source(source: str, *, storage: str) -> CorpusSource:
             "prepared corpus (no manifest.json there).",
             way_out="Set data.source to one of these.",
         )
-    return CorpusSource(name=source, url=source, files=(), num_tokens=manifest.num_tokens)
+    return CorpusSource(
+        name=source,
+        url=source,
+        files=(),
+        num_tokens=manifest.num_tokens,
+        vocab_size=manifest.vocab_size,
+    )
 
 
 def _unprepared(name: str, files: tuple[SourceFile, ...], *, storage: str) -> CorpusSource:
@@ -114,7 +122,9 @@ def _unprepared(name: str, files: tuple[SourceFile, ...], *, storage: str) -> Co
     num_tokens = sum(f.size + 1 for f in files)
     if read_manifest(open_store(url), where=url) is not None:
         files = ()
-    return CorpusSource(name=folder, url=url, files=files, num_tokens=num_tokens)
+    return CorpusSource(
+        name=folder, url=url, files=files, num_tokens=num_tokens, vocab_size=BYTES_VOCABULARY
+    )
 
 
 def _stdlib_files() -> tuple[SourceFile, ...]:

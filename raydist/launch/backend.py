@@ -50,6 +50,7 @@ class RaydistBackend(Backend):
 
         Raises:
             ClusterError: A rank cannot be reached or an interface is not usable.
+            RayTaskError: Anything else that a worker raised.
         """
         if not isinstance(backend_config, RaydistConfig):
             raise ClusterError(problem=f"unexpected backend {type(backend_config).__name__}")

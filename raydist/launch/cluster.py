@@ -78,7 +78,7 @@ def check_reachable(address: str) -> None:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _REACH_TIMEOUT_S).close()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise ClusterError(
             problem=f"Nothing answers at RAY_ADDRESS={address}: {error}.",
             way_out="Check that the head node runs and that this machine reaches it, or unset "
@@ -104,7 +104,7 @@ def connected(address: str | None) -> Iterator[None]:
 
     importer = threading.Thread(target=_import_train, daemon=True)
     importer.start()
-    with tempfile.TemporaryDirectory(prefix="raydist-") as folder:
+    with tempfile.TemporaryDirectory(prefix="rd-", dir=_short_folder()) as folder:
         try:
             if address is None:
                 # The driver's workers are started on demand: none are started to wait.
@@ -114,7 +114,7 @@ def connected(address: str | None) -> Iterator[None]:
                     address="local",
                     include_dashboard=False,
                     logging_level=logging.ERROR,
-                    _temp_dir=_short(folder),
+                    _temp_dir=folder,
                 )
             else:
                 ray.init(address=address, logging_level=logging.ERROR)
@@ -139,17 +139,15 @@ def view() -> ClusterView:
     total = ray.cluster_resources()
     limits = state.get_max_resources_from_cluster_config() or {}
     could = {name: max(total.get(name, 0), limits.get(name, 0)) for name in total | limits}
+    nodes = tuple(node["Resources"] for node in ray.nodes() if node["Alive"])
     return ClusterView(
-        total=total,
-        free=ray.available_resources(),
-        could_scale_to=could,
-        num_nodes=sum(node["Alive"] for node in ray.nodes()),
+        total=total, free=ray.available_resources(), could_scale_to=could, nodes=nodes
     )
 
 
-def _short(folder: str) -> str:
+def _short_folder() -> str | None:
     # Ray puts unix sockets below it, whose paths have 107 bytes at most.
-    return folder if len(folder) < 40 else tempfile.mkdtemp(prefix="rd", dir="/tmp")
+    return None if len(tempfile.gettempdir()) <= 30 else "/tmp"
 
 
 def _import_train() -> None:

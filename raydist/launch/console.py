@@ -26,7 +26,7 @@ class Console:
         )
         handle, path = tempfile.mkstemp(prefix="raydist-", suffix=".log")
         self.log_path = Path(path)
-        self._log = open(handle, "w", encoding="utf-8", errors="replace")  # noqa: SIM115
+        self._log = open(handle, "w", encoding="utf-8", errors="replace")
 
     def say(self, text: str) -> None:
         """Show one line."""

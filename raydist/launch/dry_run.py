@@ -45,9 +45,7 @@ def describe_request(request: Request) -> str:
         f"cluster: {_cluster()}",
         f"run: {resolve_storage(config.storage)}/{config.name}, resume {config.resume}",
         "",
-        render_plan(
-            plan, device=device, advice=advise(config, world_size=workers, device=device)
-        ),
+        render_plan(plan, device=device, advice=advise(config, world_size=workers, device=device)),
     ]
     if request.ds_report is not None:
         sections += ["", request.ds_report.render()]

@@ -16,7 +16,7 @@ from raydist.clock import Clock
 from raydist.config import RunConfig
 from raydist.metrics.progress import ProgressEvent
 
-_MARK = "\x1eraydist "
+_MARK = "::raydist:: "
 _MIN_INTERVAL_S = 0.5
 
 
@@ -27,11 +27,14 @@ def write_event(kind: str, value: Any) -> None:
 
 
 def read_event(line: str) -> tuple[str, Any] | None:
-    """Return (kind, value) of a marked line, None for any other."""
+    """Return (kind, value) of a whole marked line, None for any other."""
     _, mark, payload = line.partition(_MARK)
     if not mark:
         return None
-    kind, value = json.loads(payload)
+    try:
+        kind, value = json.loads(payload)
+    except ValueError:
+        return None  # cut or interleaved on its way: it goes to the log as it is
     return kind, value
 
 

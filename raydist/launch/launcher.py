@@ -36,6 +36,17 @@ def main(job: Job, arguments: Sequence[str] | None = None) -> int:
     was wrong with the request, before a machine was asked for.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    status = _run(job, arguments)
+    if _has_other_launcher():
+        # gloo's threads outlive the process groups and may want the interpreter while it ends,
+        # which aborts a rank whose work is done; all of it is flushed, so leave at once.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+def _run(job: Job, arguments: Sequence[str]) -> int:
     recipes = dict(zip(job.recipe_names, job.recipes, strict=True))
     try:
         request = parse_request(recipes, arguments, program=Path(sys.argv[0]).name)
@@ -64,10 +75,14 @@ def launch(job: Job, request: Request) -> RunResult | None:
 
         print(describe_request(request), flush=True)
         return None
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+    if _has_other_launcher():
         from raydist.launch.ranked import run_ranked
 
         return run_ranked(job, request)
     from raydist.launch.on_ray import run_on_ray
 
     return run_on_ray(job, request)
+
+
+def _has_other_launcher() -> bool:
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ

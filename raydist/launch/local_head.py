@@ -72,11 +72,15 @@ class LocalHead:
             f"--temp-dir={self._folder / 'ray'}",
             *(f"{option}={port}" for option, port in self._ports.items()),
         ]  # fmt: skip
-        log = open(self._folder / "head.log", "wb")  # noqa: SIM115
+        log = open(self._folder / "head.log", "wb")
         try:
             self._process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, cwd=self._cwd,
-                env=self.environment, start_new_session=True,
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self._cwd,
+                env=self.environment,
+                start_new_session=True,
             )
             self._wait_until_ready()
         except BaseException:

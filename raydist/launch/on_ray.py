@@ -108,7 +108,10 @@ def _prepare_storage(prepared: Prepared, console: Console, clock: SystemClock) -
     from raydist.train.versions import versions
 
     write_run(
-        prepared.store, prepared.config, versions=versions(), revision=source_revision(),
+        prepared.store,
+        prepared.config,
+        versions=versions(),
+        revision=source_revision(),
         clock=clock,
     )
     if not prepared.source.is_prepared:
@@ -243,5 +246,3 @@ def _termination_as_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
-
-

@@ -14,12 +14,12 @@ from raydist.world import World
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterView:
-    """What a cluster has: resources in all, free now, and at most with its autoscaler."""
+    """What a cluster has: resources in all, free now, at most with its autoscaler, and by node."""
 
     total: Mapping[str, float]
     free: Mapping[str, float]
     could_scale_to: Mapping[str, float]
-    num_nodes: int
+    nodes: Sequence[Mapping[str, float]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,11 +47,11 @@ def plan_placement(scaling: ScalingConfig, view: ClusterView) -> Placement:
         CapacityError: More than the cluster can ever have; says asked, free, could-scale-to.
         ConfigError: GPUs per node asked of a cluster without a GPU.
     """
-    gpus = view.could_scale_to.get("GPU", 0)
-    cpus = view.could_scale_to.get("CPU", 0)
-    if gpus:
+    has_gpus = view.could_scale_to.get("GPU", 0) > 0
+    if has_gpus:
         # Those that are there now; more only when the configuration asks for them.
-        workers = scaling.planned_workers or int(view.total.get("GPU", 0) or gpus)
+        there = _gpus_now(scaling, view) or view.could_scale_to["GPU"]
+        workers = scaling.planned_workers or int(there)
     elif scaling.gpus_per_node or scaling.accelerator_type:
         what = f"scaling.gpus_per_node={scaling.gpus_per_node}"
         if scaling.accelerator_type:
@@ -62,9 +62,8 @@ def plan_placement(scaling: ScalingConfig, view: ClusterView) -> Placement:
         )
     else:
         workers = scaling.planned_workers or scaling.cpu_workers
-    share = cpus / max(workers, int(gpus))
-    each = scaling.cpus_per_worker or (float(int(share)) if share >= 1 else 1.0)
-    resources = {"CPU": each} | ({"GPU": 1.0} if gpus else {})
+    each = scaling.cpus_per_worker or max(1.0, float(int(_cpu_share(view, workers, has_gpus))))
+    resources = {"CPU": each} | ({"GPU": 1.0} if has_gpus else {})
     for name in sorted(resources, reverse=True):
         asked = resources[name] * workers
         limit = view.could_scale_to.get(name, 0)
@@ -79,6 +78,20 @@ def plan_placement(scaling: ScalingConfig, view: ClusterView) -> Placement:
                 + ", or add nodes.",
             )
     return Placement(workers=workers, resources_per_worker=resources)
+
+
+def _gpus_now(scaling: ScalingConfig, view: ClusterView) -> float:
+    """Count the GPUs that are there, of the asked type where one is asked for."""
+    wanted = f"accelerator_type:{scaling.accelerator_type}" if scaling.accelerator_type else None
+    return sum(n.get("GPU", 0) for n in view.nodes if wanted is None or wanted in n)
+
+
+def _cpu_share(view: ClusterView, workers: int, has_gpus: bool) -> float:
+    """Return the CPUs a rank may have: a GPU's share on the node that has fewest for each."""
+    ratios = [n.get("CPU", 0) / n["GPU"] for n in view.nodes if n.get("GPU")]
+    if has_gpus:
+        return min(ratios, default=1.0)
+    return view.could_scale_to.get("CPU", 0) / workers
 
 
 def rank_worlds(node_of_rank: Sequence[str]) -> list[World]:

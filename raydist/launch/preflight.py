@@ -105,6 +105,12 @@ def check_corpus(config: RunConfig, source: CorpusSource) -> None:
         DataError: Both numbers are in the message.
     """
     length = config.data.sequence_length
+    if source.vocab_size > config.model.vocab_size:
+        raise DataError(
+            problem=f"The corpus {source.name} has token ids up to {source.vocab_size - 1}; the "
+            f"model knows ids below model.vocab_size={config.model.vocab_size}.",
+            way_out=f"Set model.vocab_size to at least {source.vocab_size}.",
+        )
     num_samples = source.num_tokens // length
     if num_samples < config.batch.global_batch_size:
         raise DataError(
@@ -121,7 +127,10 @@ def source_revision() -> str:
     try:
         found = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            capture_output=True, text=True, timeout=5, check=True,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
             env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
         )
     except (OSError, subprocess.SubprocessError):

@@ -54,7 +54,10 @@ def run_ranked(job: Job, request: Request) -> RunResult | None:
     timeout_s = request.config.network.timeout_s
     device = choose_device(world)
     join(
-        world, device=device, store=None, timeout_s=timeout_s,
+        world,
+        device=device,
+        store=None,
+        timeout_s=timeout_s,
         with_deepspeed=request.config.strategy == "zero3",
     )
     group = TorchGroup(timeout_s)
@@ -72,12 +75,17 @@ def run_ranked(job: Job, request: Request) -> RunResult | None:
     run_url = f"{storage.rstrip('/')}/{config.name}"
     store = open_store(run_url)
     printer = ProgressPrinter(
-        sys.stdout, is_terminal=sys.stdout.isatty(),
-        every_s=config.metrics.progress_every_s, clock=clock,
+        sys.stdout,
+        is_terminal=sys.stdout.isatty(),
+        every_s=config.metrics.progress_every_s,
+        clock=clock,
     )
     if step < config.num_steps:
         task = RankTask(
-            job=job, config=config, driver=_driver(), takeover=request.takeover,
+            job=job,
+            config=config,
+            driver=_driver(),
+            takeover=request.takeover,
             corpus_url=corpus_url,
         )
         hooks = Hooks(
@@ -102,7 +110,10 @@ def run_ranked(job: Job, request: Request) -> RunResult | None:
 
 def _prepare_storage(prepared: Prepared, clock: SystemClock) -> None:
     write_run(
-        prepared.store, prepared.config, versions=versions(), revision=source_revision(),
+        prepared.store,
+        prepared.config,
+        versions=versions(),
+        revision=source_revision(),
         clock=clock,
     )
     prepare(prepared.source, map_in_process)

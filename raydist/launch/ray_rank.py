@@ -22,7 +22,12 @@ import ray.train
 
 from raydist.clock import SystemClock
 from raydist.config import NetworkConfig
-from raydist.errors import ClusterError, RaydistError, RankFailedError
+from raydist.errors import (
+    ClusterError,
+    RankFailedError,
+    RankUnreachableError,
+    RaydistError,
+)
 from raydist.launch.events import RowReporter, write_event
 from raydist.network import choose_interface, list_interfaces, network_environment
 from raydist.world import World
@@ -44,10 +49,10 @@ def preload(with_deepspeed: bool) -> None:
     import torch._dynamo  # noqa: F401
     import transformers  # noqa: F401
 
-    import raydist.train.rank  # noqa: F401
+    import raydist.train.rank
 
     if with_deepspeed:
-        import raydist.train.zero  # noqa: F401
+        import raydist.train.zero
     else:
         import raydist.train.ddp  # noqa: F401
     gc.freeze()
@@ -131,7 +136,7 @@ def join_group(
     """Join the process group and DeepSpeed's communication on top of it.
 
     Raises:
-        ClusterError: Rank 0's store cannot be reached.
+        RankUnreachableError: Rank 0's store cannot be reached.
     """
     from datetime import timedelta
 
@@ -148,7 +153,7 @@ def join_group(
                 address, port, is_master=False, timeout=timedelta(seconds=network.timeout_s)
             )
         except dist.DistError as error:
-            raise ClusterError(
+            raise RankUnreachableError(
                 problem=f"Rank {world.rank} on {socket.gethostname()} cannot reach rank 0 at "
                 f"{address}:{port}: {_first_line(error)}",
                 way_out="Check the network between these nodes, or set network.interface.",
@@ -184,7 +189,9 @@ def train_rank(settings: dict[str, Any]) -> None:
     """Run one rank: the train function of every Ray Train worker.
 
     Raises:
-        RaydistError: As it was raised; anything else as RankFailedError.
+        RaydistError: As it was raised.
+        RankFailedError: For anything else, with where it came from.
+        ClusterError: The worker was never placed.
     """
     from raydist.train.rank import Hooks, run_rank
     from raydist.train.rendezvous import TorchGroup, choose_device

@@ -31,7 +31,7 @@ def explained(action: str, path: str) -> Iterator[None]:
         ) from error
 
 
-_FULL = "Free space there, lower checkpoint.keep_last, or choose another --storage."
+_FULL = "Free space there, or choose another --storage."
 _LINKS = "--storage needs a filesystem with hard links and permission to make them."
 _BLOCKED = "A part of the path is a file; remove it or choose another --storage."
 _WAYS_OUT = {

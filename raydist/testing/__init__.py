@@ -1,1 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Doubles and beds for tests, shipped so that jobs can be tested with them too."""

@@ -18,9 +18,7 @@ def full_shape(parameter: torch.nn.Parameter) -> tuple[int, ...]:
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
-def parameter_groups(
-    model: torch.nn.Module, optimizer: OptimizerConfig
-) -> list[dict[str, Any]]:
+def parameter_groups(model: torch.nn.Module, optimizer: OptimizerConfig) -> list[dict[str, Any]]:
     """Return two groups: matrices with weight decay, norms and biases without."""
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [

@@ -30,9 +30,7 @@ from raydist.world import BatchPlan
 class DdpEngine:
     """fp32 weights on every rank; bf16 is autocast over them."""
 
-    def __init__(
-        self, job: Job, config: RunConfig, batch: BatchPlan, device: torch.device
-    ) -> None:
+    def __init__(self, job: Job, config: RunConfig, batch: BatchPlan, device: torch.device) -> None:
         module = job.build_model(config)
         module.float().to(device)
         initialize_weights(module, seed=config.seed)

@@ -81,6 +81,7 @@ def run_rank(
 
     Raises:
         RaydistError: Named for what failed; the same on all ranks where they agreed on it.
+        CheckpointError: The last step could not be committed, among others.
     """
     begun = time.monotonic()
     clock = SystemClock()
@@ -111,8 +112,12 @@ def run_rank(
             max_abandoned=config.checkpoint.max_abandoned,
         )
         feed = BatchFeed(
-            corpus, plan, rank=world.rank, start=state.data_position,
-            num_steps=config.num_steps - state.step, device=device,
+            corpus,
+            plan,
+            rank=world.rank,
+            start=state.data_position,
+            num_steps=config.num_steps - state.step,
+            device=device,
         )
         stack.callback(feed.close)
         record = _recorder(stack, store, number, world, hooks)
@@ -121,9 +126,7 @@ def run_rank(
         def save(now: TrainState) -> float:
             nonlocal committed_step
             ranges, scalars = _export(engine, world)
-            outcome = saver.save(
-                ranges, progress=_progress(now, corpus, config), scalars=scalars
-            )
+            outcome = saver.save(ranges, progress=_progress(now, corpus, config), scalars=scalars)
             if outcome.committed:
                 committed_step = now.step
                 hooks.committed(now.step, outcome.manifest_key)
@@ -133,7 +136,12 @@ def run_rank(
 
         resumed_from = state.step
         state = train(
-            config=config, engine=engine, feed=feed, state=state, save=save, record=record,
+            config=config,
+            engine=engine,
+            feed=feed,
+            state=state,
+            save=save,
+            record=record,
             clock=clock,
         )
         if committed_step != config.num_steps:
@@ -176,15 +184,16 @@ def agree(group: Group, action: Callable[[], T]) -> T:
     return box["value"]
 
 
-def _open_attempt(
-    task: RankTask, store: ObjectStore, group: Group, clock: Clock
-) -> Attempt | None:
+def _open_attempt(task: RankTask, store: ObjectStore, group: Group, clock: Clock) -> Attempt | None:
     opened: list[Attempt] = []
 
     def open_it() -> None:
         opened.append(
             open_attempt(
-                run=task.config.name, store=store, driver=task.driver, clock=clock,
+                run=task.config.name,
+                store=store,
+                driver=task.driver,
+                clock=clock,
                 takeover=task.takeover,
             )
         )
@@ -194,7 +203,11 @@ def _open_attempt(
 
 
 def _check_shared(store: ObjectStore, group: Group, entry_number: int) -> None:
-    """Stop when a rank does not see what rank 0 has just written."""
+    """Stop when a rank does not see what rank 0 has just written.
+
+    Raises:
+        StorageError: Names the ranks.
+    """
     entry_number = group.broadcast(entry_number)
     sees = store.size(layout.journal_key(entry_number)) is not None
     blind = [r for r, seen in enumerate(group.broadcast(group.gather(sees))) if not seen]
@@ -215,7 +228,10 @@ def _open_corpus(task: RankTask) -> Corpus:
             way_out="Set --storage to s3:// or to a directory that every node mounts.",
         )
     return Corpus(
-        store, manifest, sequence_length=data.sequence_length, seed=task.config.seed,
+        store,
+        manifest,
+        sequence_length=data.sequence_length,
+        seed=task.config.seed,
         shuffle=data.shuffle,
     )
 
@@ -234,9 +250,7 @@ def _build_engine(task: RankTask, plan: Any, device: torch.device) -> Engine:
 def _restore(
     store: ObjectStore, group: Group, attempt: Attempt | None, engine: Engine
 ) -> Restored | None:
-    commit = agree(
-        group, lambda: Journal(store).newest_commit(attempt.tail) if attempt else None
-    )
+    commit = agree(group, lambda: Journal(store).newest_commit(attempt.tail) if attempt else None)
 
     def wanted(manifest: Manifest) -> list[WantedRange]:
         own_rng = rng.wanted(manifest, rank=group.rank, world_size=group.world_size)

@@ -41,6 +41,8 @@ def world_from_environment(environment: Mapping[str, str]) -> World:
         local_rank = int(environment["LOCAL_RANK"])
         local = environment.get("LOCAL_WORLD_SIZE") or environment.get("LOCAL_SIZE") or world_size
         local_world_size = int(local)
+        num_nodes = int(environment.get("GROUP_WORLD_SIZE", -(-world_size // local_world_size)))
+        node_rank = int(environment.get("GROUP_RANK", rank // local_world_size))
     except (KeyError, ValueError) as error:
         raise ClusterError(
             problem=f"The launcher's environment does not place this rank: {error}.",
@@ -51,8 +53,8 @@ def world_from_environment(environment: Mapping[str, str]) -> World:
         rank=rank,
         local_world_size=local_world_size,
         local_rank=local_rank,
-        num_nodes=max(1, world_size // local_world_size),
-        node_rank=int(environment.get("GROUP_RANK", rank // local_world_size)),
+        num_nodes=num_nodes,
+        node_rank=node_rank,
     )
 
 
@@ -78,6 +80,10 @@ def join(
     Called on every rank before any user code. Every group gets the one time limit.
 
     Args:
+        world: This rank's place.
+        device: Decides the backend: NCCL for CUDA, else gloo.
+        timeout_s: Time limit of one collective.
+        with_deepspeed: Whether DeepSpeed's communication is built on top.
         store: Rendezvous store (a torch TCPStore); None reads MASTER_ADDR and MASTER_PORT.
 
     Raises:

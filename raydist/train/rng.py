@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import torch
 
 from raydist.checkpoint.manifest import Manifest
@@ -12,7 +14,8 @@ from raydist.train.tensors import bytes_of
 
 def seed_everything(seed: int, rank: int, step: int = 0) -> None:
     """Seed torch's generators from (seed, rank, step)."""
-    torch.manual_seed((seed * 1_000_003 + rank) * 1_000_003 + step)
+    digest = hashlib.sha256(f"{seed}:{rank}:{step}".encode()).digest()
+    torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
 def export(*, rank: int, world_size: int) -> list[LocalRange]:
@@ -38,9 +41,7 @@ def wanted(manifest: Manifest, *, rank: int, world_size: int) -> list[WantedRang
     return [WantedRange(spec=spec, offset=0, length=spec.numel) for spec in found]
 
 
-def load(
-    buffers: dict[str, memoryview], manifest: Manifest, *, rank: int, world_size: int
-) -> bool:
+def load(buffers: dict[str, memoryview], manifest: Manifest, *, rank: int, world_size: int) -> bool:
     """Set the generators from ``buffers``; False when the checkpoint is of another world."""
     key = _key("cpu", rank, world_size)
     if manifest.world_size != world_size or key not in buffers:

@@ -57,8 +57,7 @@ def export_ranges(held: Sequence[HeldRange]) -> list[LocalRange]:
             raise CheckpointError(
                 problem=f"{item.spec.key} is not finite in elements [{item.offset}, "
                 f"{item.offset + tensor.numel()}); such state is never saved.",
-                way_out="Resume from an earlier checkpoint with a lower "
-                "optimizer.learning_rate.",
+                way_out="Resume from an earlier checkpoint with a lower optimizer.learning_rate.",
             )
         ranges.append(
             LocalRange(

@@ -42,9 +42,7 @@ with torch._dynamo.config.patch(disable=True):
 class ZeroEngine:
     """Parameters, gradients and optimizer state partitioned over all ranks."""
 
-    def __init__(
-        self, job: Job, config: RunConfig, batch: BatchPlan, device: torch.device
-    ) -> None:
+    def __init__(self, job: Job, config: RunConfig, batch: BatchPlan, device: torch.device) -> None:
         ds_config = render(config, batch)
         with deepspeed.zero.Init(config_dict_or_path=ds_config):
             module = job.build_model(config)

@@ -253,7 +253,8 @@ def main():
     if rank.world.is_main:
         name = f"{scenario}-{strategy}-{precision}-{rank.world.world_size}-{micro}.json"
         Path(folder, name).write_text(json.dumps(found))
-    torch.distributed.destroy_process_group()
+    rank.group.broadcast(None)
+    os._exit(0)  # as a rank does: gloo threads may abort the interpreter while it ends
 
 
 if __name__ == "__main__":

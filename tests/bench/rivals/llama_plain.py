@@ -30,8 +30,13 @@ def train(settings):
     rank = int(os.environ["RANK"])
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
     config = LlamaConfig(
-        vocab_size=272, hidden_size=256, intermediate_size=704, num_hidden_layers=4,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=LENGTH,
+        vocab_size=272,
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=LENGTH,
         use_cache=False,
     )
     ds_config = settings["ds_config"]
@@ -65,7 +70,10 @@ def train(settings):
 def main():
     tokens, steps, out, ds_config = sys.argv[1:5]
     settings = {
-        "tokens": tokens, "steps": int(steps), "out": out, "started": STARTED,
+        "tokens": tokens,
+        "steps": int(steps),
+        "out": out,
+        "started": STARTED,
         "ds_config": json.loads(ds_config),
     }
     if "RANK" in os.environ:

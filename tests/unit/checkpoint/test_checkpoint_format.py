@@ -18,6 +18,7 @@ from checkpoint_scenario import SPECS, ToyRun, random_state
 
 from raydist.checkpoint import layout
 from raydist.checkpoint.journal import Entry, Journal
+from raydist.checkpoint.sealed import seal
 from raydist.storage.local import LocalStore
 
 WIDTHS = {"F32": 4, "BF16": 2, "I64": 8, "BOOL": 1, "U8": 1}
@@ -125,6 +126,6 @@ def test_entry_of_format_1_written_by_hand_is_read() -> None:
     class One(LocalStore):
         def get(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
             assert key == "journal/00000001.json"
-            return json.dumps(raw).encode()
+            return seal(raw)
 
     assert Journal(One("/nowhere")).read(1) == Entry(**raw)

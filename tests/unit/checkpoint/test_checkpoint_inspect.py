@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from raydist.checkpoint.inspect import (
     verify_checkpoint,
 )
 from raydist.checkpoint.layout import manifest_key, part_key
+from raydist.checkpoint.sealed import seal, unseal
 from raydist.errors import CheckpointCorruptError, CheckpointError
 from raydist.storage.local import LocalStore
 from raydist.testing.memory_store import MemoryStore
@@ -84,9 +84,9 @@ def test_verify_without_a_readable_manifest_is_an_error() -> None:
     store = MemoryStore()
     ToyRun(store).save(random_state(1), 1)
     key = manifest_key(1, 1)
-    tree = json.loads(store.get(key))
+    tree = unseal(store.get(key))
     tree["objects"][0]["blocks"] = []
-    store.put(key, json.dumps(tree).encode())
+    store.put(key, seal(tree))
     with pytest.raises(CheckpointError, match="checksums"):
         verify_checkpoint(store, key)
     store.delete(key)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from raydist.checkpoint.manifest import FORMAT, Manifest, Progress, checksum, decode
 from raydist.checkpoint.objects import DataObject, StoredRange
 from raydist.checkpoint.ranges import DTYPE_BYTES, TensorSpec, partition
+from raydist.checkpoint.sealed import seal, unseal
 from raydist.errors import CheckpointError
 
 NAMES = st.text(min_size=1, max_size=12)
@@ -86,7 +86,7 @@ def test_manifest_of_any_tensors_survives_encode_and_decode(
 
 
 def test_manifest_is_one_plain_json_object_of_format_1() -> None:
-    tree = json.loads(SMALL.encode())
+    tree = unseal(SMALL.encode())
     assert tree["format"] == FORMAT == 1
     assert tree["tensors"]["master/w"] == [[4, 3], "F32"]
     assert tree["ranges"]["master/w"] == [[0, 0, 6, 16], [1, 6, 6, 16]]
@@ -97,7 +97,7 @@ def test_manifest_is_one_plain_json_object_of_format_1() -> None:
 def test_manifest_of_a_newer_format_is_refused_with_both_numbers() -> None:
     tree = {"format": 2, "all": "else is new"}
     with pytest.raises(CheckpointError, match=r"the-key has format 2; .* up to 1") as caught:
-        decode(json.dumps(tree).encode(), where="the-key")
+        decode(seal(tree), where="the-key")
     assert "Upgrade" in caught.value.way_out
 
 
@@ -127,14 +127,14 @@ def test_garbage_instead_of_a_manifest_is_refused_by_name(raw: bytes) -> None:
 
 @pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(Manifest)])
 def test_manifest_without_a_field_or_with_null_in_it_is_refused(field: str) -> None:
-    tree = json.loads(SMALL.encode())
+    tree = unseal(SMALL.encode())
     del tree[field]
     with pytest.raises(CheckpointError):
-        decode(json.dumps(tree).encode(), where="here")
+        decode(seal(tree), where="here")
     if field in {"format", "progress", "tensors", "objects", "ranges"}:
         tree[field] = None
         with pytest.raises(CheckpointError):
-            decode(json.dumps(tree).encode(), where="here")
+            decode(seal(tree), where="here")
 
 
 def move_out(tree: dict[str, Any]) -> None:
@@ -205,10 +205,10 @@ def have_no_block_size(tree: dict[str, Any]) -> None:
 def test_manifest_whose_parts_do_not_add_up_is_refused(
     change: Callable[[dict[str, Any]], None],
 ) -> None:
-    tree = json.loads(SMALL.encode())
+    tree = unseal(SMALL.encode())
     change(tree)
     with pytest.raises(CheckpointError) as caught:
-        decode(json.dumps(tree).encode(), where="here")
+        decode(seal(tree), where="here")
     assert any(name in str(caught.value) for name in ("master/w", "rank-0", "F12"))
 
 
@@ -218,3 +218,10 @@ def test_checksum_changes_with_any_bit() -> None:
     for at in range(0, len(raw), 17):
         sums.add(checksum(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]))
     assert len(sums) == 1 + len(range(0, len(raw), 17))
+
+
+def test_manifest_with_an_altered_value_is_refused_by_its_own_checksum() -> None:
+    raw = SMALL.encode()
+    assert b'"step":' in raw
+    with pytest.raises(CheckpointError, match="its own checksum"):
+        decode(raw.replace(b'"step":', b'"step":1', 1), where="here")

@@ -117,7 +117,6 @@ def test_cli_unknown_flag_exits_2_with_the_nearest(
         (("--precision", "fp16"), "('fp32', 'bf16')"),
         (("--checkpoint.every-steps", "often"), "--checkpoint.every-steps"),
         (("--num-steps",), "--num-steps"),
-        (("--scaling.workers", "0"), "scaling.workers=0 is not above 0"),
         (("tiny", "large_8b"), "large_8b"),
     ],
 )
@@ -125,6 +124,14 @@ def test_cli_value_of_the_wrong_type_exits_2_naming_it(
     arguments: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert named in _exit_text(capsys, *arguments)
+
+
+def test_cli_value_that_its_section_refuses_is_the_sections_own_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(ConfigError, match=r"scaling\.workers=0 is not above 0"):
+        _parse("--scaling.workers", "0")
+    assert capsys.readouterr().err == ""
 
 
 def test_cli_values_that_contradict_each_other_are_refused() -> None:

@@ -42,7 +42,7 @@ from raydist.testing.configs import small_config
         ("optimizer.learning_rate", 0.0, r"optimizer\.learning_rate=0\.0"),
         ("optimizer.learning_rate", math.nan, r"optimizer\.learning_rate=nan"),
         ("optimizer.learning_rate", math.inf, r"optimizer\.learning_rate=inf"),
-        ("optimizer.beta1", 1.5, r"optimizer\.beta1=1\.5 is not in \[0, 1\]"),
+        ("optimizer.beta1", 1.5, r"optimizer\.beta1=1\.5 is not in \[0, 1\)"),
         ("optimizer.beta2", -0.1, r"optimizer\.beta2=-0\.1"),
         ("optimizer.beta2", math.nan, r"optimizer\.beta2=nan"),
         ("optimizer.min_learning_rate_ratio", 2.0, r"min_learning_rate_ratio=2\.0"),

@@ -25,7 +25,7 @@ def _view(
         could_scale_to=resources(
             gpus if could_gpus is None else could_gpus, cpus if could_cpus is None else could_cpus
         ),
-        num_nodes=nodes,
+        nodes=[resources(gpus / nodes, cpus / nodes)] * nodes,
     )
 
 
@@ -157,3 +157,19 @@ def test_worlds_of_uneven_and_mixed_nodes_are_counted_as_they_come() -> None:
 def test_worlds_of_one_rank_are_one_world() -> None:
     (world,) = rank_worlds(["only"])
     assert (world.world_size, world.num_nodes, world.local_world_size) == (1, 1, 1)
+
+
+def test_placement_cpus_of_a_rank_are_not_those_of_a_head_without_gpus() -> None:
+    view = ClusterView(
+        total={"GPU": 8, "CPU": 72}, free={}, could_scale_to={"GPU": 8, "CPU": 72},
+        nodes=[{"CPU": 64}, {"GPU": 8, "CPU": 8}],
+    )  # fmt: skip
+    assert plan_placement(ScalingConfig(), view).resources_per_worker == {"CPU": 1, "GPU": 1}
+
+
+def test_placement_of_an_accelerator_type_counts_its_gpus_alone() -> None:
+    nodes = [{"GPU": 8, "CPU": 64, "accelerator_type:H100": 1}, {"GPU": 4, "CPU": 64}]
+    total = {"GPU": 12, "CPU": 128}
+    view = ClusterView(total=total, free=total, could_scale_to=total, nodes=nodes)
+    assert plan_placement(ScalingConfig(accelerator_type="H100"), view).workers == 8
+    assert plan_placement(ScalingConfig(), view).workers == 12

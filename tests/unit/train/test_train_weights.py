@@ -177,6 +177,13 @@ def test_weights_of_llama_are_equal_for_equal_seeds_only() -> None:
     assert not torch.equal(other["lm_head.weight"], first["lm_head.weight"])
 
 
+def test_weights_of_llama_that_transformers_calls_initialized_are_made_all_the_same() -> None:
+    model = _llama()
+    for tensor in (*model.modules(), *model.parameters()):
+        tensor._is_hf_initialized = True  # type: ignore[assignment]
+    assert _are_equal(_weights(model), _weights(_llama()))
+
+
 def test_weights_of_llama_leave_its_rotary_buffers_intact() -> None:
     model = _llama()
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
