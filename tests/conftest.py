@@ -16,7 +16,7 @@ def jobs(tmp_path: Path) -> JobRunner:
 
 @pytest.fixture(scope="session")
 def unfaulted(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
-    """The losses of 20 steps in which nothing happened, under torchrun: no launcher changes them."""
+    """The losses of 20 undisturbed steps, under torchrun: no launcher changes them."""
     runner = JobRunner(tmp_path_factory.mktemp("unfaulted"))
     arguments = ("--name", "unfaulted", "--num-steps", "20", "--checkpoint.every-steps", "5")
     done = runner.run(*arguments, launcher="torchrun")

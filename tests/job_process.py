@@ -26,7 +26,7 @@ DEFAULT_JOB = ROOT / "jobs" / "llama_zero3.py"
 GLOBAL_BATCH_SIZE, SEQUENCE_LENGTH = 8, 64
 TOKENS_PER_STEP = GLOBAL_BATCH_SIZE * SEQUENCE_LENGTH
 
-Launcher = Literal["ray", "torchrun", "submit"]
+Launcher = Literal["ray", "torchrun", "deepspeed", "submit"]
 
 _BIN = Path(sys.executable).parent
 _POLL_S = 0.1
@@ -184,6 +184,7 @@ class JobRunner:
         start = {
             "ray": [sys.executable],
             "torchrun": [str(_BIN / "torchrun"), "--standalone", "--nproc-per-node", "2"],
+            "deepspeed": [str(_BIN / "deepspeed"), "--num_accelerators", "2"],
             "submit": [str(_BIN / "raydist"), "submit"],
         }[launcher]
         return [*start, str(job.relative_to(ROOT)), *recipe, *overrides, *rest]

@@ -39,8 +39,8 @@ class LocalHead:
 
     def __init__(self, *, cwd: str) -> None:
         self._cwd = cwd
-        self._folder = Path(tempfile.mkdtemp(prefix="rd-", dir="/tmp"))
-        self._token = self._folder / "token"
+        self.folder = Path(tempfile.mkdtemp(prefix="rd-", dir="/tmp"))
+        self._token = self.folder / "token"
         self._process: subprocess.Popen[bytes] | None = None
         self._ports: dict[str, int] = {}
 
@@ -48,6 +48,11 @@ class LocalHead:
     def job_address(self) -> str:
         """URL of the job server."""
         return f"http://127.0.0.1:{self._ports['--dashboard-port']}"
+
+    @property
+    def address(self) -> str:
+        """What RAY_ADDRESS is to be, for a driver that joins this cluster."""
+        return f"{socket.gethostbyname(socket.gethostname())}:{self._ports['--port']}"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -69,10 +74,10 @@ class LocalHead:
             sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block",
             "--dashboard-host=127.0.0.1",
             "--include-dashboard=true", "--disable-usage-stats",
-            f"--temp-dir={self._folder / 'ray'}",
+            f"--temp-dir={self.folder / 'ray'}",
             *(f"{option}={port}" for option, port in self._ports.items()),
         ]  # fmt: skip
-        log = open(self._folder / "head.log", "wb")
+        log = open(self.folder / "head.log", "wb")
         try:
             self._process = subprocess.Popen(
                 command,
@@ -98,7 +103,7 @@ class LocalHead:
     ) -> None:
         if self._process is not None:
             end_process_tree(self._process)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + _READY_TIMEOUT_S
@@ -112,7 +117,7 @@ class LocalHead:
                 time.sleep(0.1)
             else:
                 return
-        log = (self._folder / "head.log").read_text(errors="replace").strip().splitlines()
+        log = (self.folder / "head.log").read_text(errors="replace").strip().splitlines()
         raise ClusterError(
             problem=f"The local Ray head did not come up within {_READY_TIMEOUT_S:g} s: "
             f"{log[-1] if log else 'it printed nothing'}",

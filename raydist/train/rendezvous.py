@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 import os
 from collections.abc import Mapping
 from datetime import timedelta
@@ -13,6 +16,8 @@ import torch.distributed as dist
 
 from raydist.errors import ClusterError
 from raydist.world import World
+
+logger = logging.getLogger(__name__)
 
 
 def rank_environment(world: World, *, master_addr: str, master_port: int) -> dict[str, str]:
@@ -105,14 +110,17 @@ def join(
         return
     import deepspeed
 
-    deepspeed.init_distributed(
-        dist_backend=backend,
-        auto_mpi_discovery=False,
-        verbose=False,
-        timeout=timedelta(seconds=timeout_s),
-        rank=world.rank,
-        world_size=world.world_size,
-    )
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):  # it prints that an op was built, on every start
+        deepspeed.init_distributed(
+            dist_backend=backend,
+            auto_mpi_discovery=False,
+            verbose=False,
+            timeout=timedelta(seconds=timeout_s),
+            rank=world.rank,
+            world_size=world.world_size,
+        )
+    logger.debug("deepspeed: %s", said.getvalue().strip())
     seen = deepspeed.comm.get_world_size()
     if seen != world.world_size:
         raise ClusterError(

@@ -19,6 +19,7 @@ from raydist.config import RunConfig
 from raydist.config.deepspeed import render
 from raydist.train.adamw import MOMENTS, adamw, parameter_groups
 from raydist.train.engine import StepResult
+from raydist.train.host_memory import freed_at_once
 from raydist.train.job import Batch, Job
 from raydist.train.tensors import (
     HeldRange,
@@ -44,9 +45,7 @@ class ZeroEngine:
 
     def __init__(self, job: Job, config: RunConfig, batch: BatchPlan, device: torch.device) -> None:
         ds_config = render(config, batch)
-        with deepspeed.zero.Init(config_dict_or_path=ds_config):
-            module = job.build_model(config)
-        initialize_weights(module, seed=config.seed, gather=_whole)
+        module = build_partitioned(job, config, ds_config)
         groups = parameter_groups(module, config.optimizer)
         if config.zero.offload_optimizer == "cpu":
             optimizer = deepspeed.ops.adam.DeepSpeedCPUAdam(
@@ -153,6 +152,19 @@ class ZeroEngine:
         for name, buffer in persistent_buffers(self._engine.module).items():
             held.append(replica_slice(f"buffer/{name}", buffer))
         return held
+
+
+def build_partitioned(job: Job, config: RunConfig, ds_config: dict[str, Any]) -> torch.nn.Module:
+    """Return the job's model, partitioned as it is created and initialized layer by layer.
+
+    At no time does a rank hold more than its part and one layer twice (the layer as it is made
+    whole, and the copy that is broadcast).
+    """
+    with freed_at_once():
+        with deepspeed.zero.Init(config_dict_or_path=ds_config):
+            module = job.build_model(config)
+        initialize_weights(module, seed=config.seed, gather=_whole)
+    return module
 
 
 def _whole(parameters: list[torch.nn.Parameter]) -> Any:
