@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -64,15 +65,22 @@ class JobProcess:
     that a marked process was seen in; the first process begins a session of its own.
     """
 
-    def __init__(self, command: list[str], environment: Mapping[str, str], folder: Path) -> None:
+    def __init__(
+        self, command: list[str], environment: Mapping[str, str], folder: Path, temporary: Path
+    ) -> None:
         folder.mkdir(parents=True)
+        self._temporary = temporary
         self._stdout, self._stderr = folder / "stdout", folder / "stderr"
         self._mark = uuid.uuid4().hex
         with self._stdout.open("wb") as stdout, self._stderr.open("wb") as stderr:
             self._process = subprocess.Popen(
                 command,
                 cwd=ROOT,
-                env={**environment, "RAYDIST_TEST_JOB": self._mark},
+                env={
+                    **environment,
+                    "RAYDIST_TEST_JOB": self._mark,
+                    "TMPDIR": str(temporary),
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
@@ -114,13 +122,15 @@ class JobProcess:
         return value
 
     def wait_until_gone(self, timeout_s: float) -> None:
-        """Wait until no process of the job is left."""
+        """Wait until no process of the job is left; no temporary file is left then either."""
         deadline = time.monotonic() + timeout_s
         while left := self.processes():
             if time.monotonic() > deadline:
                 self.end()
                 raise AssertionError(f"left after {timeout_s:g} s: {left}")
             time.sleep(_POLL_S)
+        files = [str(path) for path in self._temporary.rglob("*")]
+        assert not files, f"temporary files left: {files}"
 
     def processes(self) -> dict[int, str]:
         """Return the command of each living process of the job, by process id."""
@@ -204,15 +214,18 @@ class JobRunner:
             if not name.startswith(("RAY_", "AWS_"))
         }
         self._num_started += 1
-        process = JobProcess(
-            self.command(*arguments, job=job, launcher=launcher),
-            environment | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"} | dict(env or {}),
-            self.folder / f"output-{self._num_started}",
-        )
-        try:
-            yield process
-        finally:
-            process.end()
+        # Short: Ray has unix sockets below it.
+        with tempfile.TemporaryDirectory(prefix="rdt-", dir="/tmp") as temporary:
+            process = JobProcess(
+                self.command(*arguments, job=job, launcher=launcher),
+                environment | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"} | dict(env or {}),
+                self.folder / f"output-{self._num_started}",
+                Path(temporary),
+            )
+            try:
+                yield process
+            finally:
+                process.end()
 
     def run(
         self,

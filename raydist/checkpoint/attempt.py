@@ -179,20 +179,39 @@ def open_attempt(
     store: ObjectStore,
     driver: str,
     clock: Clock,
+    seen_attempt: int | None = None,
     takeover: bool = False,
 ) -> Attempt:
     """Append the next attempt to the journal and hold it.
 
     Called by rank 0 of each worker group. An attempt of the same driver is replaced at once.
 
+    Args:
+        run: Name, for messages.
+        store: Rooted at the run.
+        driver: Identity of the submission.
+        clock: For the entry and the waiting.
+        seen_attempt: The newest attempt when the driver was allowed to start; one of another
+            driver since then has replaced this driver for good. None allows any.
+        takeover: Whether the seen attempt may be alive.
+
     Raises:
+        FencedError: Another driver came after ``seen_attempt``.
         RunAliveError: Another driver's attempt is alive and ``takeover`` is False.
     """
     journal = Journal(store)
     while True:
         tail = journal.tail()
-        if tail is not None and tail.driver != driver and not takeover:
-            refuse_if_alive(run=run, store=store, tail=tail, clock=clock)
+        if tail is not None and tail.driver != driver:
+            if seen_attempt is not None and tail.attempt > seen_attempt:
+                raise FencedError(
+                    run=run,
+                    attempt=seen_attempt,
+                    holder=tail.holder,
+                    holder_attempt=tail.attempt,
+                )
+            if not takeover:
+                refuse_if_alive(run=run, store=store, tail=tail, clock=clock)
         number = tail.number + 1 if tail else 1
         opened = Entry(
             number=number,

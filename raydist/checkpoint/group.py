@@ -29,18 +29,3 @@ class Group(Protocol):
     def broadcast(self, value: Any) -> Any:
         """Return rank 0's value on every rank."""
         ...
-
-
-class SingleRank:
-    """The group of a world of one."""
-
-    rank = 0
-    world_size = 1
-
-    def gather(self, value: Any) -> list[Any] | None:
-        """Return the one value."""
-        return [value]
-
-    def broadcast(self, value: Any) -> Any:
-        """Return the value."""
-        return value

@@ -31,3 +31,8 @@ def part_key(step: int, attempt: int, rank: int, world_size: int) -> str:
 def manifest_key(step: int, attempt: int) -> str:
     """Key of the manifest."""
     return f"{attempt_prefix(step, attempt)}manifest.json"
+
+
+def outcome_key(attempt: int) -> str:
+    """Key of what a finished attempt says of itself."""
+    return f"report/attempt-{attempt:04d}.json"

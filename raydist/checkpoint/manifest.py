@@ -42,6 +42,7 @@ class Manifest:
         tensors: Logical tensors by key.
         objects: Data objects; ranges name them by index.
         ranges: For each tensor key, (object index, StoredRange) that together cover it.
+        corpus: Identity of the tokens it was trained on, as ``data.Corpus`` computes it.
         scalars: Optimizer scalars (Adam's step count) by name.
     """
 
@@ -51,6 +52,7 @@ class Manifest:
     strategy: str
     precision: str
     config_hash: str
+    corpus: str
     created_unix_s: float
     versions: dict[str, str]
     progress: Progress

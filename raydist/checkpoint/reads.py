@@ -61,14 +61,13 @@ def plan_reads(manifest: Manifest, wanted: Iterable[WantedRange]) -> list[Span]:
             first = max(item.offset, stored.offset)
             last = min(item.offset + item.length, stored.offset + stored.length)
             if first < last:
-                copies[index].append(
-                    Copy(
-                        start=stored.byte_start + (first - stored.offset) * width,
-                        length=(last - first) * width,
-                        key=spec.key,
-                        to=(first - item.offset) * width,
-                    )
+                copy = Copy(
+                    start=stored.byte_start + (first - stored.offset) * width,
+                    length=(last - first) * width,
+                    key=spec.key,
+                    to=(first - item.offset) * width,
                 )
+                copies[index] += _cut(copy, manifest.objects[index].block_bytes)
     spans: list[Span] = []
     for index in sorted(copies):
         spans += _spans(index, manifest.objects[index], copies[index])
@@ -92,6 +91,19 @@ def _check(manifest: Manifest, item: WantedRange) -> None:
         )
 
 
+def _cut(copy: Copy, block_bytes: int) -> list[Copy]:
+    """Split a copy on block boundaries, so that no read is larger than a span may be."""
+    size = max(1, _MAX_SPAN_BYTES // block_bytes) * block_bytes
+    pieces: list[Copy] = []
+    at = copy.start
+    end = copy.start + copy.length
+    while at < end:
+        stop = min(end, (at // size + 1) * size)
+        pieces.append(Copy(start=at, length=stop - at, key=copy.key, to=copy.to + at - copy.start))
+        at = stop
+    return pieces
+
+
 def _spans(index: int, info: DataObject, copies: Sequence[Copy]) -> list[Span]:
     spans: list[Span] = []
     group: list[Copy] = []
@@ -99,7 +111,7 @@ def _spans(index: int, info: DataObject, copies: Sequence[Copy]) -> list[Span]:
     block = info.block_bytes
     for copy in sorted(copies, key=lambda c: c.start):
         starts_apart = copy.start // block * block > group_end
-        if group and (starts_apart or group_end - group[0].start > _MAX_SPAN_BYTES):
+        if group and (starts_apart or group_end - group[0].start >= _MAX_SPAN_BYTES):
             spans.append(_span(index, info, group, group_end))
             group = []
         group.append(copy)

@@ -28,12 +28,14 @@ class Restored:
         buffers: Bytes of each wanted range, by tensor key.
         bytes_read: By this rank.
         skipped: Why newer checkpoints were passed over, newest first.
+        steps_lost: Committed steps that are done again; known on rank 0.
     """
 
     manifest: Manifest
     buffers: dict[str, memoryview]
     bytes_read: int
-    skipped: tuple[str, ...]
+    skipped: tuple[str, ...] = ()
+    steps_lost: int = 0
 
 
 def read_commit(store: ObjectStore, commit: Entry) -> tuple[Manifest, bytes]:
@@ -100,7 +102,8 @@ def restore(
         if reason is None:
             restored, reason = _read(store, group, found["raw"], wanted)
             if restored is not None:
-                return dataclasses.replace(restored, skipped=tuple(skipped))
+                lost = max(0, newest_step - restored.manifest.progress.step)
+                return dataclasses.replace(restored, skipped=tuple(skipped), steps_lost=lost)
         skipped.append(f"step {found['step']}: {reason}")
     if skipped:
         raise CheckpointError(
@@ -150,7 +153,7 @@ def _read(
             r.spec.key: memoryview(bytearray(r.length * DTYPE_BYTES[r.spec.dtype])) for r in ranges
         }
         count = read_spans(store, manifest, spans, buffers)
-        restored = Restored(manifest=manifest, buffers=buffers, bytes_read=count, skipped=())
+        restored = Restored(manifest=manifest, buffers=buffers, bytes_read=count)
     except CheckpointCorruptError as error:
         status = {"corrupt": str(error)}
     except (RaydistError, MemoryError) as error:

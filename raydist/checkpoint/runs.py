@@ -23,13 +23,11 @@ class RunState:
     Fields:
         mathematics: Of the configuration it was started with; None for a new run.
         commit: Newest commit entry; None without one.
-        is_finished: Whether its last attempt closed because every step was done.
     """
 
     mathematics: dict[str, Any] | None
     tail: Entry | None
     commit: Entry | None
-    is_finished: bool
 
     @property
     def step(self) -> int:
@@ -49,7 +47,6 @@ def read_state(store: ObjectStore) -> RunState:
         mathematics=_read_mathematics(store),
         tail=tail,
         commit=journal.newest_commit(tail),
-        is_finished=tail is not None and tail.kind == "closed" and tail.facts["why"] == "finished",
     )
 
 

@@ -29,6 +29,7 @@ class RunIdentity:
     strategy: str
     precision: str
     config_hash: str
+    corpus: str
     versions: dict[str, str]
 
 
@@ -193,6 +194,7 @@ class Saver:
             strategy=self._identity.strategy,
             precision=self._identity.precision,
             config_hash=self._identity.config_hash,
+            corpus=self._identity.corpus,
             created_unix_s=time.time(),
             versions=self._identity.versions,
             progress=progress,

@@ -23,12 +23,9 @@ set to a job server (http://HOST:8265) the working directory is packaged and sen
 it, a one-node Ray is started here for the job and stopped afterwards.
 """
 
-_CLIENT_LINES = re.compile(
-    r"^(Job submission server address:|-{5,}|Job '.*' (submitted|succeeded|failed)|Next steps|"
-    r"\s+(Query the|Request the|ray job )|Tailing logs until|"
-    r"\d{4}-\d\d-\d\d .*(INFO|SUCC|ERR) (sdk|dashboard_sdk|cli|packaging|job_manager|worker)\.py)"
-)
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_SDK_LINE = re.compile(r"\d{4}-\d\d-\d\d .*(INFO|SUCC|ERR) [a-z_]*sdk\.py")
+_FIRST_JOB_LINE_AFTER = "Tailing logs until the job exits"
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -49,6 +46,11 @@ def run(arguments: Sequence[str]) -> int:
         )
     address = os.environ.get("RAY_ADDRESS", "").strip()
     if address:
+        if not address.startswith(("http://", "https://")):
+            raise ConfigError(
+                problem=f"RAY_ADDRESS={address} is not the address of a job server.",
+                way_out="Set RAY_ADDRESS to http://HOST:8265, the head's dashboard.",
+            )
         package = ["--working-dir", ".", "--runtime-env-json", '{"excludes": [".git", ".venv"]}']
         return _submit(address, dict(os.environ), [job, *rest], package)
     from raydist.launch.local_head import LocalHead
@@ -63,22 +65,53 @@ def _submit(
     submission = f"raydist-{uuid.uuid4().hex[:12]}"
     environment = {**environment, "PYTHONUNBUFFERED": "1"}
     environment.setdefault("RAY_AUTH_MODE", "token")
+    submit = [
+        "submit", f"--address={address}", f"--submission-id={submission}", *package,
+        "--", "python", *command,
+    ]  # fmt: skip
+    logs = ["logs", f"--address={address}", "--follow", submission]
+    shown, said = _follow(submit, submission, environment, address, skip=0)
+    while (status := _exit_status(address, submission, environment, said)) is None:
+        # The stream was cut, the job goes on: follow it from where it was left.
+        shown, _ = _follow(logs, submission, environment, address, skip=shown)
+    return status
+
+
+def _follow(
+    arguments: list[str], submission: str, environment: dict[str, str], address: str, *, skip: int
+) -> tuple[int, str]:
+    """Run one `ray job` command and show the job's own lines.
+
+    Args:
+        skip: Job lines that were shown before.
+
+    Returns:
+        Job lines shown so far, and the last thing that the client itself said.
+    """
     client = subprocess.Popen(
-        [
-            sys.executable, "-m", "ray.scripts.scripts", "job", "submit",
-            f"--address={address}", f"--submission-id={submission}", *package,
-            "--", "python", *command,
-        ],
+        [sys.executable, "-m", "ray.scripts.scripts", "job", *arguments],
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True,
     )  # fmt: skip
-    kept: list[str] = []
+    count, said = 0, ""
+    is_job = arguments[0] == "logs"
+    held: list[str] = []  # lines of a frame, which may be the job's or the client's
     try:
-        for line in client.stdout or ():
-            if _CLIENT_LINES.match(_ANSI.sub("", line)) or not line.strip():
-                kept.append(line)
-                continue
-            print(line, end="", flush=True)
+        for raw in client.stdout or ():
+            line = _ANSI.sub("", raw)
+            if not is_job or _SDK_LINE.match(line):
+                said = line.strip() or said
+                is_job = is_job or _FIRST_JOB_LINE_AFTER in line
+            elif f"Job '{submission}'" in line:
+                held, said = [], line.strip()
+            elif not line.strip() or set(line.strip()) == {"-"}:
+                held.append(raw)
+            else:
+                for own in (*held, raw):
+                    count += 1
+                    if count > skip:
+                        print(own, end="", flush=True)
+                held = []
         client.wait()
     except BaseException:
         print("stopping the job", file=sys.stderr, flush=True)
@@ -88,29 +121,30 @@ def _submit(
         if client.poll() is None:
             client.kill()
             client.wait()
-    return _exit_status(address, submission, environment, kept)
+    return max(count, skip), said
 
 
 def _exit_status(
-    address: str, submission: str, environment: dict[str, str], client_lines: list[str]
-) -> int:
-    """Return the exit status of the job's driver, as the job server recorded it.
+    address: str, submission: str, environment: dict[str, str], said: str
+) -> int | None:
+    """Return the exit status of the job's driver as the job server has it, None while it runs.
 
     Raises:
         ClusterError: The job never got there.
     """
     with _environment(environment):
+        from ray.exceptions import RayError
         from ray.job_submission import JobStatus, JobSubmissionClient
 
         try:
             info = JobSubmissionClient(address).get_job_info(submission)
-        except (ConnectionError, RuntimeError) as error:
-            said = [line.strip() for line in client_lines if line.strip()]
+        except (ConnectionError, RuntimeError, RayError) as error:
             raise ClusterError(
-                problem=f"The job was not taken by {address}: "
-                f"{said[-1] if said else str(error).splitlines()[0]}",
+                problem=f"The job was not taken by {address}: {said or str(error).splitlines()[0]}",
                 way_out="Check RAY_ADDRESS, RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH.",
             ) from error
+    if not info.status.is_terminal():
+        return None
     if info.driver_exit_code is not None:
         return info.driver_exit_code
     if info.status == JobStatus.SUCCEEDED:

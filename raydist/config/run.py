@@ -101,6 +101,11 @@ class RunConfig:
             )
 
     @property
+    def run_url(self) -> str:
+        """Where this run lies on storage."""
+        return f"{self.storage.rstrip('/')}/{self.name}"
+
+    @property
     def decay_steps(self) -> int:
         """Optimizer step at which the schedule reaches its floor."""
         return self.optimizer.decay_steps or self.num_steps

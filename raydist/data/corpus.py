@@ -8,6 +8,7 @@ is read by range. The manifest is written last; without it there is no corpus.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -120,6 +121,12 @@ class Corpus:
         self._ends = np.cumsum(np.asarray(counts, np.int64))
         self._proven: set[int] = set()
         self._maps: dict[int, NDArray[Any]] = {}
+
+    @property
+    def identity(self) -> str:
+        """Short hash of the corpus's content and order; what a resumed run must share."""
+        parts = [(part.num_tokens, part.crc32c) for part in self._manifest.parts]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
     @property
     def num_samples(self) -> int:

@@ -33,10 +33,11 @@ _TEXT_SUFFIXES = {".txt", ".md", ".rst", ".py", ".json", ".c", ".h", ".html"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceFile:
-    """One document to be read: absolute path and its size in bytes when it was listed."""
+    """One document to be read: absolute path, and its size and age when it was listed."""
 
     path: str
     size: int
+    modified_ns: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +116,7 @@ def _unprepared(name: str, files: tuple[SourceFile, ...], *, storage: str) -> Co
             way_out=f"Point data.source at a directory with files ending in "
             f"{', '.join(sorted(_TEXT_SUFFIXES))}.",
         )
-    listing = json.dumps([(f.path, f.size) for f in files]).encode()
+    listing = json.dumps([(f.path, f.size, f.modified_ns) for f in files]).encode()
     digest = hashlib.sha256(b"bytes:" + listing).hexdigest()[:12]
     folder = f"{name}-{digest}"
     url = f"{storage.rstrip('/')}/corpora/{folder}"
@@ -144,7 +145,8 @@ def _text_files(root: Path, *, suffixes: set[str], excluded: set[str]) -> Iterab
         for name in sorted(names):
             path = Path(folder, name)
             if path.suffix in suffixes and path.is_file():
-                yield SourceFile(path=str(path), size=path.stat().st_size)
+                found = path.stat()
+                yield SourceFile(path=str(path), size=found.st_size, modified_ns=found.st_mtime_ns)
 
 
 def cut_pieces(files: Iterable[SourceFile], *, piece_bytes: int = _PIECE_BYTES) -> list[Piece]:

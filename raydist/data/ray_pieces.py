@@ -48,7 +48,8 @@ def map_with_ray_data(
         .take_all()
     )
     rows.sort(key=lambda row: row.pop("index"))
-    for row in rows:
-        if "failed" in row:
-            raise pickle.loads(row["failed"])
+    failed = next((row["failed"] for row in rows if "failed" in row), None)
+    if failed is not None:
+        error: RaydistError = pickle.loads(failed)
+        raise error
     return [CorpusPart(**row) for row in rows]

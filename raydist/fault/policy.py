@@ -72,6 +72,8 @@ def decide(
         return Decision(action="stop", reason="every rank raised the same error")
     if previous is not None and any(previous.get(r) == report for r, report in own.items()):
         return Decision(action="stop", reason="the same error came back at the same step")
+    if previous is not None and previous == reports and not _has_lost(reports):
+        return Decision(action="stop", reason="the group failed as it did before")
     lost = [r for r, report in sorted(reports.items()) if report.kind is FailureKind.WORKER_LOST]
     failed = min(own or reports, default=0)  # Collateral failures follow from the others.
     who = f"rank {lost[0]} was lost" if lost else f"rank {failed} failed"
@@ -81,6 +83,10 @@ def decide(
             reason=f"{who}, and {max_failures} restarts are spent (fault.max_worker_failures)",
         )
     return Decision(action="restart", reason=f"{who}; restart {failures} of {max_failures}")
+
+
+def _has_lost(reports: Mapping[int, RankReport]) -> bool:
+    return any(report.kind is FailureKind.WORKER_LOST for report in reports.values())
 
 
 def _is_own_fault(report: RankReport) -> bool:

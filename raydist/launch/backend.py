@@ -66,7 +66,7 @@ class RaydistBackend(Backend):
             return ray.get(calls)
 
         try:
-            facts = on_all(ray_rank.prepare, config.network)
+            facts = on_all(ray_rank.place_rank, config.network, config.with_deepspeed)
             address, port = worker_group.execute_single(
                 0, ray_rank.bind_store, facts[0]["address"], config.network
             )

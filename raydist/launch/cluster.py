@@ -87,10 +87,11 @@ def check_reachable(address: str) -> None:
 
 
 @contextmanager
-def connected(address: str | None) -> Iterator[None]:
+def connected(address: str | None, *, start_timeout_s: float) -> Iterator[None]:
     """Join the cluster at ``address``, or run one on this machine for as long as this lasts.
 
-    Ray Train is imported while Ray's own processes start.
+    Ray Train is imported while Ray's own processes start. A worker group that is started again may
+    wait for its nodes as long as the first.
 
     Raises:
         ClusterError: The cluster cannot be joined.
@@ -98,13 +99,17 @@ def connected(address: str | None) -> Iterator[None]:
     use_token_authentication()
     if address is not None and address != "auto":
         check_reachable(address)
+    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(start_timeout_s))
     for name, value in _RAY_DEFAULTS.items():
         os.environ.setdefault(name, value)
     import ray
+    from ray.exceptions import RayError
 
     importer = threading.Thread(target=_import_train, daemon=True)
     importer.start()
-    with tempfile.TemporaryDirectory(prefix="rd-", dir=_short_folder()) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="rd-", dir=short_folder(), ignore_cleanup_errors=True
+    ) as folder:
         try:
             if address is None:
                 # The driver's workers are started on demand: none are started to wait.
@@ -118,7 +123,7 @@ def connected(address: str | None) -> Iterator[None]:
                 )
             else:
                 ray.init(address=address, logging_level=logging.ERROR)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (ConnectionError, RuntimeError, ValueError, RayError) as error:
             raise ClusterError(
                 problem=f"The Ray cluster at {address or 'this machine'} cannot be joined: "
                 f"{str(error).splitlines()[0]}",
@@ -145,8 +150,11 @@ def view() -> ClusterView:
     )
 
 
-def _short_folder() -> str | None:
-    # Ray puts unix sockets below it, whose paths have 107 bytes at most.
+def short_folder() -> str | None:
+    """Return where Ray's directory may be made, None for the usual place.
+
+    Ray puts unix sockets below it, whose paths have 107 bytes at most.
+    """
     return None if len(tempfile.gettempdir()) <= 30 else "/tmp"
 
 

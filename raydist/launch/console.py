@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -26,6 +27,7 @@ class Console:
         )
         handle, path = tempfile.mkstemp(prefix="raydist-", suffix=".log")
         self.log_path = Path(path)
+        self._give_back: Callable[[], None] = lambda: None
         self._log = open(handle, "w", encoding="utf-8", errors="replace")
 
     def say(self, text: str) -> None:
@@ -39,25 +41,35 @@ class Console:
 
     def take_over_worker_output(self) -> None:
         """Route what Ray forwards from workers here instead of to the terminal."""
+        from ray._private import worker
         from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
+
+        print_as_ray_does = worker.print_to_stdstream
+
+        def give_back() -> None:
+            dispatcher.remove_handler("raydist")
+            worker.print_to_stdstream = print_as_ray_does
 
         dispatcher.remove_handler("ray_print_logs")
         dispatcher.add_handler("raydist", self._take)
+        # What Ray itself has to say of a worker that died comes past the dispatcher.
+        worker.print_to_stdstream = lambda data, ignore_prefix: self._take(data)
+        self._give_back = give_back
 
     def close(self, store: ObjectStore | None, key: str) -> str:
-        """End the progress line, move the log to the run's storage, and say where it lies.
+        """End the progress line and move the log to ``store``; without one the log goes.
 
         Returns:
-            The key, or the local path where the store could not take it.
+            Where the log lies: the key, or a local path where the store could not take it.
         """
+        self._give_back()
         self._printer.close()
         self._log.close()
-        if store is None:
-            return str(self.log_path)
-        try:
-            store.put(key, self.log_path.read_bytes())
-        except StorageError:
-            return str(self.log_path)
+        if store is not None:
+            try:
+                store.put(key, self.log_path.read_bytes())
+            except StorageError:
+                return str(self.log_path)
         self.log_path.unlink()
         return key
 
@@ -65,7 +77,7 @@ class Console:
         for line in data["lines"]:
             event = read_event(line)
             if event is None:
-                self._log.write(f"{data['ip']} {data['pid']}: {line}\n")
+                self._log.write(f"{data.get('ip', '')} {data['pid']}: {line}\n")
             elif event[0] == "say":
                 self.say(event[1])
             elif event[0] == "row":

@@ -6,10 +6,10 @@ Uses inner classes of Ray Train, whose version is pinned to 2.60 (see DECISIONS.
 
 from __future__ import annotations
 
+import time
 from typing import Any, ClassVar
 
 import ray
-from ray.exceptions import RayActorError
 from ray.train import FailureConfig
 from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2._internal.execution.failure_handling import FailureDecision, FailurePolicy
@@ -18,6 +18,7 @@ from ray.train.v2._internal.execution.worker_group import WorkerGroup
 from ray.train.v2._internal.execution.worker_group.placement_group_handle import (
     DefaultPlacementGroupHandle,
 )
+from ray.train.v2._internal.execution.worker_group.poll import WorkerGroupPollStatus
 from ray.train.v2._internal.execution.worker_group.worker import Worker
 from ray.train.v2.api.exceptions import (
     ControllerError,
@@ -26,10 +27,12 @@ from ray.train.v2.api.exceptions import (
     WorkerGroupError,
 )
 
-from raydist.errors import FailureKind, RankFailedError, RaydistError
+from raydist.errors import FailureKind, RankFailedError, RaydistError, WorkerLostError
 from raydist.fault import RankReport, decide
 from raydist.launch.backend import RaydistConfig
 from raydist.launch.events import write_event
+
+_HEAR_ALL_S, _HEAR_AGAIN_S = 2.0, 0.1
 
 
 class AdoptingWorkerGroup(WorkerGroup):
@@ -69,6 +72,24 @@ class AdoptingWorkerGroup(WorkerGroup):
             for index, (actor, fact) in enumerate(zip(early.actors, facts, strict=True))
         ]
         return WorkerGroup._assign_worker_ranks(workers)
+
+    def poll_status(self, timeout: float | None = None) -> WorkerGroupPollStatus:
+        """Poll; where a rank's code has failed, let the others say the same first.
+
+        The ranks of one error end milliseconds apart, and whether all raised it decides on a
+        restart. A lost rank is not waited on.
+        """
+        status = super().poll_status(timeout)
+        deadline = time.monotonic() + _HEAR_ALL_S
+        while _is_half_heard(status) and time.monotonic() < deadline:
+            time.sleep(_HEAR_AGAIN_S)
+            status = super().poll_status(timeout)
+        return status
+
+
+def _is_half_heard(status: WorkerGroupPollStatus) -> bool:
+    kinds = {_report(error).kind for error in status.errors.values()}
+    return kinds == {FailureKind.USER_CODE} and not status.finished
 
 
 class RaydistController(TrainController):
@@ -114,8 +135,8 @@ class BudgetPolicy(FailurePolicy):
             max_failures=self._max_failures,
         )
         self._previous = reports
+        write_event("say", decision.reason)
         if decision.action == "restart":
-            write_event("say", decision.reason)
             return FailureDecision.RETRY
         return FailureDecision.RAISE
 
@@ -126,12 +147,33 @@ def reports_of(error: TrainingFailedError) -> dict[int, RankReport]:
         cause = error.controller_failure
         if isinstance(cause, RaydistError):
             return {0: RankReport(kind=cause.kind, error=str(cause), step=None)}
+        # No worker group came up: nodes are gone, or too few came in time.
         lost = RankReport(kind=FailureKind.WORKER_LOST, error=type(cause).__name__, step=None)
         return {0: lost}
     if isinstance(error, PreemptionError) and not isinstance(error, WorkerGroupError):
         return {0: RankReport(kind=FailureKind.WORKER_LOST, error="preempted", step=None)}
     failures = getattr(error, "worker_failures", {})
     return {rank: _report(failure) for rank, failure in failures.items()}
+
+
+def error_of(error: TrainingFailedError, *, max_failures: int) -> RaydistError:
+    """Return what ended a run: a rank's own error, or else that ranks were lost."""
+    failures = dict(sorted(getattr(error, "worker_failures", {}).items()))
+    controller = getattr(error, "controller_failure", None)
+    found = [find_raydist_error(e) for e in (*failures.values(), controller)]
+    own = [e for e in found if e is not None and not getattr(e, "is_collateral", False)]
+    if own:
+        return min(own, key=lambda e: isinstance(e, RankFailedError))  # Named ones say more.
+    lost = [rank for rank, e in failures.items() if find_raydist_error(e) is None]
+    if lost:
+        what = f"{'Rank' if len(lost) == 1 else 'Ranks'} {', '.join(map(str, lost))} died"
+    else:
+        what = str(next((e for e in found if e is not None), error)).strip().splitlines()[-1]
+    return WorkerLostError(
+        problem=f"{what}, and fault.max_worker_failures={max_failures} restarts are spent.",
+        way_out="Look into the run's log for why; the run resumes from its last commit when it is "
+        "started again.",
+    )
 
 
 def _report(failure: BaseException) -> RankReport:
@@ -142,8 +184,6 @@ def _report(failure: BaseException) -> RankReport:
         )
     if found is not None:
         return RankReport(kind=found.kind, error=str(found), step=None)
-    if isinstance(failure, RayActorError) or isinstance(failure.__cause__, RayActorError):
-        return RankReport(kind=FailureKind.WORKER_LOST, error=type(failure).__name__, step=None)
     return RankReport(kind=FailureKind.WORKER_LOST, error=type(failure).__name__, step=None)
 
 

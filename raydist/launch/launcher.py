@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raydist.config.cli import Request, parse_request
-from raydist.errors import FailureKind, RaydistError
+from raydist.errors import FailureKind, RankFailedError, RaydistError
 from raydist.train.job import Job
 
 
@@ -52,7 +52,9 @@ def _run(job: Job, arguments: Sequence[str]) -> int:
         request = parse_request(recipes, arguments, program=Path(sys.argv[0]).name)
         launch(job, request)
     except RaydistError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        # What all ranks were refused for is said once.
+        if isinstance(error, RankFailedError) or os.environ.get("RANK", "0") == "0":
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return error.kind.exit_code
     except KeyboardInterrupt:
         print("Interrupted. The last committed checkpoint stands.", file=sys.stderr, flush=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from raydist.errors import ClusterError
+from raydist.launch.cluster import short_folder
 
 _READY_TIMEOUT_S = 90.0
 _STOP_TIMEOUT_S = 15.0
@@ -27,6 +28,7 @@ _PORT_OPTIONS = (
     "--metrics-export-port",
     "--node-manager-port",
     "--object-manager-port",
+    "--ray-client-server-port",
 )
 
 
@@ -39,7 +41,7 @@ class LocalHead:
 
     def __init__(self, *, cwd: str) -> None:
         self._cwd = cwd
-        self.folder = Path(tempfile.mkdtemp(prefix="rd-", dir="/tmp"))
+        self.folder = Path(tempfile.mkdtemp(prefix="rd-", dir=short_folder()))
         self._token = self.folder / "token"
         self._process: subprocess.Popen[bytes] | None = None
         self._ports: dict[str, int] = {}

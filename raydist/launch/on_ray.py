@@ -13,17 +13,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from raydist.checkpoint.runs import write_run
 from raydist.clock import SystemClock
 from raydist.config.cli import Request
 from raydist.data import prepare
 from raydist.errors import (
     CapacityError,
-    ClusterError,
     InterruptedRunError,
-    RaydistError,
     WorkerLostError,
 )
 from raydist.launch import cluster
@@ -31,7 +28,8 @@ from raydist.launch.console import Console
 from raydist.launch.launcher import RunResult
 from raydist.launch.placement import Placement, plan_placement
 from raydist.launch.preflight import Prepared, batch_for, prepare_request, source_revision
-from raydist.launch.summary import result_of, summarize, write_curve
+from raydist.launch.summary import summarize, write_curve
+from raydist.storage import open_store
 from raydist.train.job import Job
 
 if TYPE_CHECKING:
@@ -49,21 +47,26 @@ def run_on_ray(job: Job, request: Request) -> RunResult:
     clock = SystemClock()
     prepared = prepare_request(request, clock=clock)
     config = prepared.config
+    store = open_store(config.run_url)
     address = cluster.cluster_address()
-    console = Console(progress_every_s=config.metrics.progress_every_s)
-    if request.ds_report is not None:
-        console.say(request.ds_report.render())
     if prepared.state.step >= config.num_steps:
-        console.say(
+        print(
             f"run {config.name} is complete at step {prepared.state.step}: nothing to train. "
             "Choose another --name for a new run."
         )
-        console.close(None, "")
-        return result_of(prepared.store, prepared.run_url)
+        return summarize(store, config, curve=write_curve(store, config), log="logs/")[0]
+    console = Console(progress_every_s=config.metrics.progress_every_s)
+    if request.ds_report is not None:
+        console.say(request.ds_report.render())
     driver = f"{socket.gethostname()}-{uuid.uuid4().hex[:12]}"
-    started = False
+    has_begun = is_done = False
     try:
-        with _termination_as_interrupt(), cluster.connected(address):
+        # Again on the inside: Ray, once connected, has replaced the first.
+        with (
+            _termination_as_interrupt(),
+            cluster.connected(address, start_timeout_s=config.scaling.start_timeout_s),
+            _termination_as_interrupt(),
+        ):
             console.take_over_worker_output()
             placement = plan_placement(config.scaling, cluster.view())
             batch = batch_for(request, config, placement.workers)
@@ -73,19 +76,21 @@ def run_on_ray(job: Job, request: Request) -> RunResult:
                 f"{batch.micro_batch_size} x {batch.gradient_accumulation_steps} accumulation"
             )
             early = _start_workers(prepared, placement)
-            started = True
-            _prepare_storage(prepared, console, clock)
             _wait_for_workers(early, placement, config.scaling.start_timeout_s, console)
+            has_begun = True
+            if not prepared.source.is_prepared:
+                _prepare_corpus(prepared, console, clock)
             _fit(job, request, prepared, placement, early, driver)
+            is_done = True
     finally:
-        curve_store = prepared.store if started else None
-        if started:
-            write_curve(prepared.store, config)
-        log = console.close(curve_store, f"logs/driver-{driver}.log")
-        if not started and Path(log).exists():
-            Path(log).unlink()
-    print(summarize(prepared.store, config, prepared.run_url, log), flush=True)
-    return result_of(prepared.store, prepared.run_url)
+        # From here on the run has written: its log belongs beside it. Before, nothing stays.
+        log = console.close(store if has_begun else None, f"logs/driver-{driver}.log")
+        curve = write_curve(store, config) if has_begun else ""
+        if has_begun and not is_done:
+            print(f"log: {log if Path(log).is_absolute() else f'{config.run_url}/{log}'}")
+    result, text = summarize(store, config, curve=curve, log=log)
+    print(text, flush=True)
+    return result
 
 
 def _start_workers(prepared: Prepared, placement: Placement) -> EarlyGroup:
@@ -102,25 +107,15 @@ def _start_workers(prepared: Prepared, placement: Placement) -> EarlyGroup:
     )
 
 
-def _prepare_storage(prepared: Prepared, console: Console, clock: SystemClock) -> None:
-    """Write what a run needs before its first step; the first writes of a start."""
+def _prepare_corpus(prepared: Prepared, console: Console, clock: SystemClock) -> None:
     from raydist.data.ray_pieces import map_with_ray_data
-    from raydist.train.versions import versions
 
-    write_run(
-        prepared.store,
-        prepared.config,
-        versions=versions(),
-        revision=source_revision(),
-        clock=clock,
+    begun = clock.monotonic_s()
+    manifest = prepare(prepared.source, map_with_ray_data)
+    console.say(
+        f"corpus {manifest.source}: {manifest.num_documents} documents, "
+        f"{manifest.num_tokens:,} tokens, prepared in {clock.monotonic_s() - begun:.1f} s"
     )
-    if not prepared.source.is_prepared:
-        begun = clock.monotonic_s()
-        manifest = prepare(prepared.source, map_with_ray_data)
-        console.say(
-            f"corpus {manifest.source}: {manifest.num_documents} documents, "
-            f"{manifest.num_tokens:,} tokens, prepared in {clock.monotonic_s() - begun:.1f} s"
-        )
 
 
 def _wait_for_workers(
@@ -164,7 +159,7 @@ def _fit(
     from ray.train.v2.api.exceptions import TrainingFailedError
 
     from raydist.launch.backend import RaydistConfig
-    from raydist.launch.controller import find_raydist_error
+    from raydist.launch.controller import error_of
     from raydist.launch.ray_rank import train_rank
     from raydist.launch.ray_storage import ray_storage
     from raydist.launch.trainer import RaydistTrainer
@@ -175,8 +170,11 @@ def _fit(
         job=replace(job, recipes=job.recipes[:1]),
         config=config,
         driver=driver,
+        seen_attempt=prepared.seen_attempt,
         takeover=request.takeover,
+        allow_config_change=request.allow_config_change,
         corpus_url=prepared.source.url,
+        revision=source_revision(),
     )
     trainer = RaydistTrainer(
         train_rank,
@@ -195,54 +193,48 @@ def _fit(
         run_config=RunConfig(
             name=driver,
             failure_config=FailureConfig(max_failures=config.fault.max_worker_failures),
-            **ray_storage(prepared.run_url),
+            **ray_storage(config.run_url),
         ),
         max_worker_failures=config.fault.max_worker_failures,
     )
     try:
         trainer.fit()
     except TrainingFailedError as error:
-        found = _first_raydist_error(error) or find_raydist_error(error)
-        if found is not None:
-            raise found from None
-        raise WorkerLostError(
-            problem=str(error).strip().splitlines()[-1],
-            way_out="The log named below has the workers' output; raise "
-            "fault.max_worker_failures for machines that come and go.",
-        ) from error
+        raise error_of(error, max_failures=config.fault.max_worker_failures) from None
     except RayError as error:
-        raise ClusterError(
+        raise WorkerLostError(
             problem=f"Ray ended the run: {str(error).strip().splitlines()[0]}",
             way_out="The run resumes from its last commit when it is started again.",
         ) from error
 
 
-def _first_raydist_error(error: Any) -> RaydistError | None:
-    from raydist.launch.controller import find_raydist_error
-
-    failures = getattr(error, "worker_failures", None) or {}
-    found = [find_raydist_error(failure) for _, failure in sorted(failures.items())]
-    controller = find_raydist_error(getattr(error, "controller_failure", None))
-    own = [e for e in [*found, controller] if e is not None]
-    first_hand = [e for e in own if not getattr(e, "is_collateral", False)]
-    return next(iter(first_hand or own), None)
-
-
 @contextmanager
 def _termination_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM unwind like Ctrl-C, so that what was started is stopped."""
+    """Let SIGTERM unwind like Ctrl-C, so that what was started is stopped.
+
+    Raises:
+        InterruptedRunError: There was a SIGTERM.
+        KeyboardInterrupt: There was a Ctrl-C.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
+    is_stopped = False
+
     def stop(number: int, frame: FrameType | None) -> None:
-        raise InterruptedRunError(
-            problem=f"Stopped by {signal.Signals(number).name}.",
-            way_out="The last committed checkpoint stands.",
-        )
+        nonlocal is_stopped
+        is_stopped = True
+        raise KeyboardInterrupt  # The one exception that gets out of Ray's waits.
 
     previous = signal.signal(signal.SIGTERM, stop)
     try:
         yield
+    except KeyboardInterrupt:
+        if not is_stopped:
+            raise
+        raise InterruptedRunError(
+            problem="Stopped by SIGTERM.", way_out="The last committed checkpoint stands."
+        ) from None
     finally:
         signal.signal(signal.SIGTERM, previous)

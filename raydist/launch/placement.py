@@ -62,36 +62,71 @@ def plan_placement(scaling: ScalingConfig, view: ClusterView) -> Placement:
         )
     else:
         workers = scaling.planned_workers or scaling.cpu_workers
-    each = scaling.cpus_per_worker or max(1.0, float(int(_cpu_share(view, workers, has_gpus))))
+    each = scaling.cpus_per_worker or _cpu_share(view, workers, has_gpus)
     resources = {"CPU": each} | ({"GPU": 1.0} if has_gpus else {})
+    placement = Placement(workers=workers, resources_per_worker=resources)
+    _check_capacity(placement, view)
+    return placement
+
+
+def _check_capacity(placement: Placement, view: ClusterView) -> None:
+    """Stop when the bundles can never all be placed, by sums or node by node."""
+    workers, resources = placement.workers, placement.resources_per_worker
+    fitting = sum(
+        min(int(node.get(name, 0) // amount) for name, amount in resources.items())
+        for node in view.nodes
+    )
+    can_grow = any(view.could_scale_to.get(n, 0) > view.total.get(n, 0) for n in resources)
     for name in sorted(resources, reverse=True):
-        asked = resources[name] * workers
-        limit = view.could_scale_to.get(name, 0)
-        if asked > limit:
+        asked, limit = resources[name] * workers, view.could_scale_to.get(name, 0)
+        is_short = asked > limit
+        if is_short or (name == "CPU" and fitting < workers and not can_grow):
+            what = "" if is_short else f"Only {fitting} of {placement.describe()} fit the nodes: "
+            lower = f"ower scaling.workers={workers}"
+            if name == "CPU":
+                lower += f" or scaling.cpus_per_worker={resources[name]:g}"
             raise CapacityError(
                 resource=name,
                 asked=asked,
                 free=view.free.get(name, 0),
                 could_scale_to=limit,
-                way_out=f"Lower scaling.workers={workers}"
-                + (f" or scaling.cpus_per_worker={each:g}" if name == "CPU" else "")
-                + ", or add nodes.",
+                way_out=f"{what}{'l' if what else 'L'}{lower}, or add nodes.",
             )
-    return Placement(workers=workers, resources_per_worker=resources)
 
 
 def _gpus_now(scaling: ScalingConfig, view: ClusterView) -> float:
-    """Count the GPUs that are there, of the asked type where one is asked for."""
-    wanted = f"accelerator_type:{scaling.accelerator_type}" if scaling.accelerator_type else None
-    return sum(n.get("GPU", 0) for n in view.nodes if wanted is None or wanted in n)
+    """Count the GPUs that are there, of the asked type where one is asked for.
+
+    Raises:
+        ConfigError: None is of that type, and the cluster cannot grow.
+    """
+    prefix = "accelerator_type:"
+    wanted = f"{prefix}{scaling.accelerator_type}" if scaling.accelerator_type else None
+    count = sum(n.get("GPU", 0) for n in view.nodes if wanted is None or wanted in n)
+    if not count and wanted and view.could_scale_to["GPU"] <= view.total.get("GPU", 0):
+        types = sorted({k.removeprefix(prefix) for n in view.nodes for k in n if prefix in k})
+        raise ConfigError(
+            problem=f"scaling.accelerator_type={scaling.accelerator_type}, and no node has one; "
+            f"there are {', '.join(types) or 'none with a type'}.",
+            way_out="Set scaling.accelerator_type to one of these, or leave it out.",
+        )
+    return count
 
 
 def _cpu_share(view: ClusterView, workers: int, has_gpus: bool) -> float:
-    """Return the CPUs a rank may have: a GPU's share on the node that has fewest for each."""
-    ratios = [n.get("CPU", 0) / n["GPU"] for n in view.nodes if n.get("GPU")]
+    """Return the whole CPUs a rank may have, so that all ranks fit node by node.
+
+    With GPUs it is a GPU's share on the node that has fewest for each, one CPU of the node left
+    for others; without, the most that places all ranks on the nodes that are there.
+    """
     if has_gpus:
-        return min(ratios, default=1.0)
-    return view.could_scale_to.get("CPU", 0) / workers
+        shares = [int((n.get("CPU", 0) - 1) // n["GPU"]) for n in view.nodes if n.get("GPU")]
+        return float(max(1, min(shares, default=1)))
+    cpus = [int(node.get("CPU", 0)) for node in view.nodes]
+    share = max(cpus, default=1)
+    while share > 1 and sum(have // share for have in cpus) < workers:
+        share -= 1
+    return float(max(1, share))
 
 
 def rank_worlds(node_of_rank: Sequence[str]) -> list[World]:

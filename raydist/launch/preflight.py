@@ -15,7 +15,7 @@ from raydist.config.cli import Request
 from raydist.config.deepspeed_import import check_world
 from raydist.data import CorpusSource, find_source
 from raydist.errors import ConfigError, DataError
-from raydist.storage import ObjectStore, open_store
+from raydist.storage import open_store
 from raydist.storage.open import absolute_url, check_writable
 from raydist.world import BatchPlan, plan_batch
 
@@ -26,18 +26,16 @@ class Prepared:
 
     Fields:
         config: Resolved; its storage no longer depends on the working directory.
-        store: Rooted at the run.
     """
 
     config: RunConfig
-    store: ObjectStore
     source: CorpusSource
     state: RunState
 
     @property
-    def run_url(self) -> str:
-        """Where the run lies."""
-        return f"{self.config.storage.rstrip('/')}/{self.config.name}"
+    def seen_attempt(self) -> int:
+        """The run's newest attempt as the checks found it, 0 for none."""
+        return self.state.tail.attempt if self.state.tail else 0
 
 
 def prepare_request(request: Request, *, clock: Clock) -> Prepared:
@@ -54,7 +52,7 @@ def prepare_request(request: Request, *, clock: Clock) -> Prepared:
     check_writable(config.storage)
     source = find_source(config.data.source, storage=config.storage)
     check_corpus(config, source)
-    store = open_store(f"{config.storage.rstrip('/')}/{config.name}")
+    store = open_store(config.run_url)
     state = decide_start(
         config,
         store,
@@ -62,7 +60,7 @@ def prepare_request(request: Request, *, clock: Clock) -> Prepared:
         takeover=request.takeover,
         allow_config_change=request.allow_config_change,
     )
-    return Prepared(config=config, store=store, source=source, state=state)
+    return Prepared(config=config, source=source, state=state)
 
 
 def batch_for(request: Request, config: RunConfig, world_size: int) -> BatchPlan:

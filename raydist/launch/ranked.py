@@ -6,22 +6,21 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from dataclasses import replace
+from typing import Any
 
-from raydist.checkpoint.runs import write_run
 from raydist.clock import SystemClock
 from raydist.config.cli import Request
 from raydist.data import map_in_process, prepare
+from raydist.errors import RaydistError
 from raydist.launch.events import RowReporter
 from raydist.launch.launcher import RunResult
 from raydist.launch.preflight import Prepared, batch_for, prepare_request, source_revision
-from raydist.launch.summary import result_of, summarize, write_curve
+from raydist.launch.summary import summarize, write_curve
 from raydist.metrics.progress import ProgressPrinter
 from raydist.storage import open_store
 from raydist.train.environment import quiet_libraries, select_accelerator, set_num_threads
 from raydist.train.job import Job
 from raydist.train.task import RankTask
-from raydist.train.versions import versions
 
 
 def run_ranked(job: Job, request: Request) -> RunResult | None:
@@ -33,6 +32,7 @@ def run_ranked(job: Job, request: Request) -> RunResult | None:
     select_accelerator()
     quiet_libraries()
     # torch only from here on, after the accelerator is chosen.
+    from raydist.train.failure import rank_failure
     from raydist.train.rank import Hooks, agree, run_rank
     from raydist.train.rendezvous import (
         TorchGroup,
@@ -63,17 +63,16 @@ def run_ranked(job: Job, request: Request) -> RunResult | None:
     group = TorchGroup(timeout_s)
     clock = SystemClock()
 
-    def check() -> tuple[str, str, int]:
+    def check() -> Prepared:
         prepared = prepare_request(request, clock=clock)
         batch_for(request, prepared.config, world.world_size)
         if prepared.state.step < prepared.config.num_steps:
-            _prepare_storage(prepared, clock)
-        return prepared.config.storage, prepared.source.url, prepared.state.step
+            prepare(prepared.source, map_in_process)
+        return prepared
 
-    storage, corpus_url, step = agree(group, check)
-    config = replace(request.config, storage=storage)
-    run_url = f"{storage.rstrip('/')}/{config.name}"
-    store = open_store(run_url)
+    prepared = agree(group, check)
+    config, step = prepared.config, prepared.state.step
+    store = open_store(config.run_url)
     printer = ProgressPrinter(
         sys.stdout,
         is_terminal=sys.stdout.isatty(),
@@ -85,38 +84,44 @@ def run_ranked(job: Job, request: Request) -> RunResult | None:
             job=job,
             config=config,
             driver=_driver(),
+            seen_attempt=prepared.seen_attempt,
             takeover=request.takeover,
-            corpus_url=corpus_url,
+            allow_config_change=request.allow_config_change,
+            corpus_url=prepared.source.url,
+            revision=source_revision(),
         )
+        last_step: list[int] = []
+        reporter = RowReporter(config, clock, printer.show)
+
+        def row(values: dict[str, Any]) -> None:
+            last_step[:] = [values["step"]]
+            if world.is_main:
+                reporter(values)
+
         hooks = Hooks(
-            row=RowReporter(config, clock, printer.show),
+            row=row,
             say=printer.message,
             committed=lambda step, key: None,
         )
         try:
             run_rank(task, world, device=device, group=group, hooks=hooks)
+        except RaydistError:
+            raise
+        except Exception as error:
+            step = last_step[0] + 1 if last_step else None
+            raise rank_failure(error, rank=world.rank, step=step) from None
         finally:
             printer.close()
-            if world.is_main:
-                write_curve(store, config)
+            curve = write_curve(store, config) if world.is_main else ""
     elif world.is_main:
+        curve = write_curve(store, config)
         printer.message(f"run {config.name} is complete at step {step}: nothing to train")
     _leave()
     if not world.is_main:
         return None
-    print(summarize(store, config, run_url, "this terminal"), flush=True)
-    return result_of(store, run_url)
-
-
-def _prepare_storage(prepared: Prepared, clock: SystemClock) -> None:
-    write_run(
-        prepared.store,
-        prepared.config,
-        versions=versions(),
-        revision=source_revision(),
-        clock=clock,
-    )
-    prepare(prepared.source, map_in_process)
+    result, text = summarize(store, config, curve=curve, log="this terminal")
+    print(text, flush=True)
+    return result
 
 
 def _driver() -> str:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import queue
 import socket
 import tempfile
 import threading
-import traceback
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,6 @@ from raydist.clock import SystemClock
 from raydist.config import NetworkConfig
 from raydist.errors import (
     ClusterError,
-    RankFailedError,
     RankUnreachableError,
     RaydistError,
 )
@@ -33,33 +33,41 @@ from raydist.network import choose_interface, list_interfaces, network_environme
 from raydist.world import World
 
 if TYPE_CHECKING:
-    from raydist.train.rank import RankTask
+    from raydist.train.task import RankTask
+
+logger = logging.getLogger(__name__)
+
+_PORT_WAIT_S = 5.0
+_REPORT_WAIT_S = 30.0
 
 _world: World | None = None
 _store: Any = None  # Rank 0's rendezvous server lives as long as the process.
 
 
 def preload(with_deepspeed: bool) -> None:
-    """Import what a rank needs while other processes still start."""
-    from raydist.train.environment import quiet_libraries, select_accelerator
+    """Import what a rank needs; for early workers while other processes still start."""
+    # Collections would take a quarter of the time of these imports.
+    gc.disable()
+    try:
+        from raydist.train.environment import quiet_libraries, select_accelerator
 
-    select_accelerator()
-    quiet_libraries()
-    gc.disable()  # Collections would take a quarter of the time of these imports.
-    import torch._dynamo  # noqa: F401
-    import transformers  # noqa: F401
+        select_accelerator()
+        quiet_libraries()
+        import torch._dynamo  # noqa: F401
+        import transformers  # noqa: F401
 
-    import raydist.train.rank
+        import raydist.train.rank
 
-    if with_deepspeed:
-        import raydist.train.zero
-    else:
-        import raydist.train.ddp  # noqa: F401
-    gc.freeze()
-    gc.enable()
+        if with_deepspeed:
+            import raydist.train.zero
+        else:
+            import raydist.train.ddp  # noqa: F401
+        gc.freeze()
+    finally:
+        gc.enable()
 
 
-def prepare(world: World, network: NetworkConfig) -> dict[str, Any]:
+def place_rank(world: World, network: NetworkConfig, with_deepspeed: bool) -> dict[str, Any]:
     """Place this worker: its interface, its variables, its threads. Returns facts to show.
 
     Raises:
@@ -67,9 +75,9 @@ def prepare(world: World, network: NetworkConfig) -> dict[str, Any]:
     """
     global _world
     _world = world
-    from raydist.train.environment import select_accelerator, set_num_threads
+    preload(with_deepspeed)
+    from raydist.train.environment import set_num_threads
 
-    select_accelerator()
     host = socket.gethostname()
     choice = choose_interface(
         list_interfaces(),
@@ -113,20 +121,27 @@ def bind_store(world_address: str, network: NetworkConfig) -> tuple[str, int]:
     import torch.distributed as dist
     from torch._C._distributed_c10d import TCPStore
 
-    try:
-        _store = TCPStore(
-            world_address,
-            network.master_port or 0,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=network.timeout_s),
-        )
-    except dist.DistNetworkError as error:
-        raise ClusterError(
-            problem=f"The rendezvous store cannot be bound on {world_address} port "
-            f"{network.master_port or 0}: {_first_line(error)}",
-            way_out="Leave network.master_port out, or name a port that is free on rank 0's node.",
-        ) from error
+    deadline = time.monotonic() + _PORT_WAIT_S
+    while True:
+        try:
+            _store = TCPStore(
+                world_address,
+                network.master_port or 0,
+                is_master=True,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=network.timeout_s),
+            )
+            break
+        except dist.DistNetworkError as error:
+            if time.monotonic() < deadline:
+                time.sleep(0.5)  # A rank 0 that is being replaced may still hold the port.
+                continue
+            raise ClusterError(
+                problem=f"The rendezvous store cannot be bound on {world_address} port "
+                f"{network.master_port or 0}: {_first_line(error)}",
+                way_out="Leave network.master_port out, or name a port that is free on rank 0's "
+                "node.",
+            ) from error
     return world_address, _store.port
 
 
@@ -193,12 +208,14 @@ def train_rank(settings: dict[str, Any]) -> None:
         RankFailedError: For anything else, with where it came from.
         ClusterError: The worker was never placed.
     """
+    from raydist.train.failure import rank_failure
     from raydist.train.rank import Hooks, run_rank
     from raydist.train.rendezvous import TorchGroup, choose_device
 
     task: RankTask = settings["task"]
     if _world is None:
         raise ClusterError(problem="The worker was not placed before its train function ran.")
+    is_main = _world.is_main
     last_step: list[int] = []
     reporter = RowReporter(
         task.config, SystemClock(), lambda event: write_event("row", event.to_json_dict())
@@ -206,9 +223,10 @@ def train_rank(settings: dict[str, Any]) -> None:
 
     def row(values: dict[str, Any]) -> None:
         last_step[:] = [values["step"]]
-        reporter(values)
+        if is_main:
+            reporter(values)
 
-    commits = _CommitReporter(task.config.name, is_main=_world.is_main)
+    commits = _CommitReporter(task.config.name, is_main=is_main)
     try:
         run_rank(
             task,
@@ -222,13 +240,8 @@ def train_rank(settings: dict[str, Any]) -> None:
     except RaydistError:
         raise
     except Exception as error:
-        raise RankFailedError(
-            rank=_world.rank,
-            error=type(error).__name__,
-            step=last_step[0] + 1 if last_step else None,
-            is_collateral=_came_out_of_a_collective(error),
-            text=traceback.format_exc(),
-        ) from None
+        step = last_step[0] + 1 if last_step else None
+        raise rank_failure(error, rank=_world.rank, step=step) from None
     finally:
         commits.close()
 
@@ -251,9 +264,14 @@ class _CommitReporter:
         self._queue.put((step, manifest_key))
 
     def close(self) -> None:
-        """Wait for the queued reports."""
+        """Wait for the queued reports, but not for ever: Ray's barrier has no time limit.
+
+        A report that fails on one rank leaves the others in it; the commits stand regardless.
+        """
         self._queue.put(None)
-        self._thread.join()
+        self._thread.join(_REPORT_WAIT_S)
+        if self._thread.is_alive():
+            logger.warning("Ray Train was not told of every commit of run %s", self._run)
 
     def _report(self) -> None:
         while (item := self._queue.get()) is not None:
@@ -265,16 +283,6 @@ class _CommitReporter:
             with tempfile.TemporaryDirectory() as folder:
                 Path(folder, "pointer.json").write_text(json.dumps(facts))
                 ray.train.report(facts, checkpoint=ray.train.Checkpoint.from_directory(folder))
-
-
-def _came_out_of_a_collective(error: BaseException) -> bool:
-    frame = error.__traceback__
-    while frame is not None:
-        module = frame.tb_frame.f_globals.get("__name__", "")
-        if module.startswith(("torch.distributed", "deepspeed.comm")):
-            return True
-        frame = frame.tb_next
-    return False
 
 
 def _first_line(error: BaseException) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 
+from raydist.checkpoint import layout
 from raydist.checkpoint.runs import read_state
 from raydist.config import RunConfig
 from raydist.errors import ObjectMissingError, StorageError
@@ -17,57 +18,48 @@ from raydist.storage import ObjectStore
 CURVE_KEY = "metrics/loss.html"
 
 
-def write_curve(store: ObjectStore, config: RunConfig) -> str | None:
-    """Draw all attempts' losses; returns the key, or None when there is nothing to draw."""
+def write_curve(store: ObjectStore, config: RunConfig) -> str:
+    """Draw all attempts' losses; returns where the drawing lies, or why there is none."""
     try:
         rows = read_history(store).rows
         if not rows:
-            return None
+            return "no curve: no step was done"
         page = render_curve(
             rows, title=config.name, baseline_loss=math.log(config.model.vocab_size)
         )
         store.put(CURVE_KEY, page.encode())
-    except StorageError:
-        return None  # The metrics themselves stand; `raydist report` can draw them later.
-    return CURVE_KEY
+    except StorageError as error:
+        return f"no curve: {error}"
+    return f"curve {CURVE_KEY}"
 
 
-def summarize(store: ObjectStore, config: RunConfig, run_url: str, log: str) -> str:
-    """Return the closing lines of a finished run: what it did and where everything lies."""
-    lines = []
+def summarize(
+    store: ObjectStore, config: RunConfig, *, curve: str, log: str
+) -> tuple[RunResult, str]:
+    """Return the result of a finished run, and the closing lines that tell of it."""
     state = read_state(store)
     attempt = state.tail.attempt if state.tail else 0
     try:
-        outcome = json.loads(store.get(f"report/attempt-{attempt:04d}.json"))
+        outcome = json.loads(store.get(layout.outcome_key(attempt)))
     except ObjectMissingError:
-        outcome = None
-    if outcome is not None:
-        first = math.log(config.model.vocab_size)
-        loss = f"loss {outcome['loss']:.3f} (ln vocab {first:.2f})" if outcome["loss"] else ""
-        lines.append(
-            f"finished {outcome['step']} steps, {outcome['tokens']:,} tokens, {loss}, "
-            f"attempt {attempt}, {outcome['seconds']:.0f} s in it"
-        )
-        if outcome["skipped_steps"]:
-            lines.append(f"  skipped     {outcome['skipped_steps']} non-finite steps")
+        outcome = {"loss": None, "sample": "", "skipped_steps": 0}
+    lines = [f"finished {state.step} steps"]
+    if "tokens" in outcome:
+        lines[0] += f", {outcome['tokens']:,} tokens"
+    if outcome["loss"] is not None:
+        baseline = math.log(config.model.vocab_size)
+        lines[0] += f", loss {outcome['loss']:.3f} (ln vocab {baseline:.2f})"
+    if "seconds" in outcome:
+        lines[0] += f", attempt {attempt}, {outcome['seconds']:.0f} s in it"
+    if outcome["skipped_steps"]:
+        lines.append(f"  skipped     {outcome['skipped_steps']} non-finite steps")
     lines += [
-        f"  run         {run_url}",
+        f"  run         {config.run_url}",
         f"  checkpoint  {state.commit.facts['manifest'] if state.commit else 'none'}",
-        f"  metrics     metrics/attempt-{attempt:04d}.jsonl, curve {CURVE_KEY}",
+        f"  metrics     metrics/attempt-{attempt:04d}.jsonl, {curve}",
         f"  log         {log}",
     ]
-    if outcome is not None and outcome["sample"]:
+    if outcome["sample"]:
         lines += ["  sample:", *(f"    | {line}" for line in outcome["sample"].splitlines())]
-    return "\n".join(lines)
-
-
-def result_of(store: ObjectStore, run_url: str) -> RunResult:
-    """Return the result of a finished run from its storage."""
-    state = read_state(store)
-    loss = None
-    if state.tail is not None:
-        try:
-            loss = json.loads(store.get(f"report/attempt-{state.tail.attempt:04d}.json"))["loss"]
-        except ObjectMissingError:
-            loss = None
-    return RunResult(run_url=run_url, step=state.step, loss=loss)
+    result = RunResult(run_url=config.run_url, step=state.step, loss=outcome["loss"])
+    return result, "\n".join(lines)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -40,3 +41,35 @@ def adamw(groups: list[dict[str, Any]], optimizer: OptimizerConfig) -> torch.opt
         eps=optimizer.eps,
         fused=torch.cuda.is_available() or None,
     )
+
+
+def create_moments(optimizer: Any, parameters: Iterable[torch.Tensor]) -> None:
+    """Give each parameter the state that the first update would create, all zero.
+
+    A restore needs it before that update. torch's AdamW keeps its step count as a tensor, on the
+    device where it is fused; DeepSpeed's CPU Adam keeps a number.
+    """
+    is_torch = isinstance(optimizer, torch.optim.AdamW)
+    is_fused = is_torch and bool(optimizer.defaults.get("fused"))
+    for p in parameters:
+        state = optimizer.state[p]
+        if state:
+            continue
+        on = p.device if is_fused else torch.device("cpu")
+        state["step"] = torch.zeros((), device=on) if is_torch else 0
+        for kind in MOMENTS:
+            state[kind] = torch.zeros_like(p)
+
+
+def adam_step(optimizer: Any) -> float:
+    """Return the number of updates taken, the same for every parameter."""
+    return max((float(state["step"]) for state in optimizer.state.values() if state), default=0.0)
+
+
+def set_adam_step(optimizer: Any, step: float) -> None:
+    """Set the number of updates taken."""
+    for state in optimizer.state.values():
+        if torch.is_tensor(state["step"]):
+            state["step"].fill_(step)
+        else:
+            state["step"] = int(step)

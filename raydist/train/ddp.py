@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 
@@ -11,7 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from raydist.checkpoint.ranges import LocalRange, WantedRange
 from raydist.config import RunConfig
-from raydist.train.adamw import MOMENTS, adamw, parameter_groups
+from raydist.train.adamw import (
+    MOMENTS,
+    adam_step,
+    adamw,
+    create_moments,
+    parameter_groups,
+    set_adam_step,
+)
 from raydist.train.engine import StepResult
 from raydist.train.job import Batch, Job
 from raydist.train.tensors import (
@@ -40,7 +48,7 @@ class DdpEngine:
         self._accumulation = batch.gradient_accumulation_steps
         self._max_grad_norm = config.optimizer.max_grad_norm or float("inf")
         self._optimizer = adamw(parameter_groups(module, config.optimizer), config.optimizer)
-        self._create_moments()
+        create_moments(self._optimizer, self._trained())
         self._ddp = DistributedDataParallel(
             module,
             device_ids=[device.index] if device.type == "cuda" else None,
@@ -62,9 +70,8 @@ class DdpEngine:
                     loss = self._loss_fn(self._ddp, micro_batch) / self._accumulation
                 loss.backward()
             total += loss.detach().float()
-        trained = [p for group in self._optimizer.param_groups for p in group["params"]]
-        norm = torch.nn.utils.clip_grad_norm_(trained, self._max_grad_norm).item()
-        skipped = not torch.isfinite(torch.tensor(norm)).item()
+        norm = torch.nn.utils.clip_grad_norm_(self._trained(), self._max_grad_norm).item()
+        skipped = not math.isfinite(norm)
         if not skipped:
             for group in self._optimizer.param_groups:
                 group["lr"] = learning_rate
@@ -78,25 +85,16 @@ class DdpEngine:
 
     def export(self) -> tuple[list[LocalRange], dict[str, float]]:
         """Return this rank's slices and Adam's step count."""
-        steps = {state["step"].item() for state in self._optimizer.state.values()}
-        return export_ranges(self._held()), {"adam_step": max(steps, default=0.0)}
+        return export_ranges(self._held()), {"adam_step": adam_step(self._optimizer)}
 
     def load(self, buffers: dict[str, memoryview], scalars: dict[str, float]) -> None:
         """Set this rank's slices, then gather the whole from all ranks."""
         load_ranges(self._held(), buffers)
         spread_replicas(list(self._tensors().values()))
-        for state in self._optimizer.state.values():
-            state["step"].fill_(scalars["adam_step"])
+        set_adam_step(self._optimizer, scalars["adam_step"])
 
-    def _create_moments(self) -> None:
-        # AdamW makes them in its first update; a restore needs them before it.
-        for group in self._optimizer.param_groups:
-            for p in group["params"]:
-                step_device = p.device if group["fused"] else torch.device("cpu")
-                self._optimizer.state[p] = {
-                    "step": torch.zeros((), device=step_device),
-                    **{kind: torch.zeros_like(p) for kind in MOMENTS},
-                }
+    def _trained(self) -> list[torch.Tensor]:
+        return [p for group in self._optimizer.param_groups for p in group["params"]]
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         module = self._ddp.module

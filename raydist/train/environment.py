@@ -19,8 +19,19 @@ def select_accelerator() -> None:
     tools = str(Path(sys.executable).parent)
     if os.environ.get("PATH", "").split(os.pathsep)[0] != tools:
         os.environ["PATH"] = f"{tools}{os.pathsep}{os.environ.get('PATH', '')}"
-    if "DS_ACCELERATOR" not in os.environ and not Path("/proc/driver/nvidia/version").exists():
-        os.environ["DS_ACCELERATOR"] = "cpu"
+    # Asking CUDA itself would fix its list of devices, which Ray widens later to those of all
+    # ranks on the node.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    if "DS_ACCELERATOR" not in os.environ:
+        os.environ["DS_ACCELERATOR"] = "cuda" if _has_cuda() else "cpu"
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    has_driver = Path("/proc/driver/nvidia/version").exists()
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    return has_driver and not is_hidden and torch.version.cuda is not None
 
 
 def set_num_threads() -> int:

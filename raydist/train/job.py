@@ -47,10 +47,6 @@ class Job:
         """Names of the recipes, the default first."""
         return tuple(_name(recipe) for recipe in self.recipes)
 
-    def recipe(self, name: str) -> Callable[[], RunConfig]:
-        """Return the recipe called ``name``; KeyError when there is none."""
-        return dict(zip(self.recipe_names, self.recipes, strict=True))[name]
-
 
 def _name(recipe: Any) -> str:
     return recipe.__name__

@@ -96,7 +96,7 @@ def train(
                 "learning_rate": rate,
                 "skipped": result.skipped,
                 "skipped_steps": state.skipped_steps,
-                "tokens": state.data_position * config.data.sequence_length,
+                "tokens_seen": state.data_position * config.data.sequence_length,
                 "step_time_s": step_time_s,
                 "data_wait_s": data_wait_s,
                 "save_s": save_s,  # of the save before this step
@@ -108,7 +108,7 @@ def train(
         if nonfinite_in_a_row >= config.fault.max_nonfinite_steps:
             raise NumericsError(
                 problem=f"{nonfinite_in_a_row} steps in a row up to step {state.step} had a "
-                "non-finite loss or gradient; their updates were left out.",
+                "non-finite loss or gradient; non-finite gradients were never applied.",
                 way_out=_numerics_advice(config),
             )
         is_last = state.step == config.num_steps

@@ -20,11 +20,12 @@ from raydist.checkpoint.journal import Journal
 from raydist.checkpoint.manifest import Manifest, Progress
 from raydist.checkpoint.ranges import LocalRange, WantedRange
 from raydist.checkpoint.restore import Restored, restore
+from raydist.checkpoint.runs import write_run
 from raydist.checkpoint.saver import RunIdentity, Saver
 from raydist.clock import Clock, SystemClock
 from raydist.config import RunConfig, config_hash
 from raydist.data import Corpus, read_manifest
-from raydist.errors import CheckpointError, DataError, RaydistError, StorageError
+from raydist.errors import CheckpointError, DataError, RaydistError, ResumeError, StorageError
 from raydist.metrics.sink import open_sink
 from raydist.storage import ObjectStore, open_store
 from raydist.train import rng
@@ -41,11 +42,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hooks:
-    """What the launcher hears of a run. Rank 0 for ``row`` and ``say``, all for ``committed``.
+    """What the launcher hears of a run. All ranks, but for ``say``.
 
     Fields:
-        row: One metrics row, after it was recorded.
-        say: One line worth reading.
+        row: One metrics row; rank 0 has recorded it.
+        say: One line worth reading. Rank 0 only.
         committed: A checkpoint exists: step and manifest key. Must not block.
     """
 
@@ -69,11 +70,6 @@ class Outcome:
     sample: str
 
 
-def outcome_key(attempt: int) -> str:
-    """Key of an attempt's outcome."""
-    return f"report/attempt-{attempt:04d}.json"
-
-
 def run_rank(
     task: RankTask, world: World, *, device: torch.device, group: Group, hooks: Hooks
 ) -> Outcome:
@@ -81,7 +77,6 @@ def run_rank(
 
     Raises:
         RaydistError: Named for what failed; the same on all ranks where they agreed on it.
-        CheckpointError: The last step could not be committed, among others.
     """
     begun = time.monotonic()
     clock = SystemClock()
@@ -91,7 +86,7 @@ def run_rank(
         micro_batch_size=config.batch.micro_batch_size,
         world_size=world.world_size,
     )
-    store = open_store(f"{config.storage.rstrip('/')}/{config.name}")
+    store = open_store(config.run_url)
     with ExitStack() as stack:
         attempt = _open_attempt(task, store, group, clock)
         if attempt is not None:
@@ -102,13 +97,15 @@ def run_rank(
         rng.seed_everything(config.seed, world.rank)
         engine = _build_engine(task, plan, device)
         restored = _restore(store, group, attempt, engine)
+        if restored is not None:
+            _check_corpus(task, corpus, restored.manifest)
         state = _apply(restored, engine, world, config, hooks)
         saver = Saver(
             store=store,
             group=group,
             attempt_number=number,
             attempt=attempt,
-            identity=_identity(config),
+            identity=_identity(config, corpus),
             max_abandoned=config.checkpoint.max_abandoned,
         )
         feed = BatchFeed(
@@ -126,13 +123,17 @@ def run_rank(
         def save(now: TrainState) -> float:
             nonlocal committed_step
             ranges, scalars = _export(engine, world)
-            outcome = saver.save(ranges, progress=_progress(now, corpus, config), scalars=scalars)
-            if outcome.committed:
-                committed_step = now.step
-                hooks.committed(now.step, outcome.manifest_key)
-            elif world.is_main:
-                hooks.say(f"save at step {now.step} abandoned: {outcome.why}")
-            return outcome.seconds
+            progress = _progress(now, corpus, config)
+            while True:
+                outcome = saver.save(ranges, progress=progress, scalars=scalars)
+                if outcome.committed:
+                    committed_step = now.step
+                    hooks.committed(now.step, outcome.manifest_key)
+                elif world.is_main:
+                    hooks.say(f"save at step {now.step} abandoned: {outcome.why}")
+                # The last one has no later one to make up for it: until the budget is spent.
+                if outcome.committed or now.step < config.num_steps:
+                    return outcome.seconds
 
         resumed_from = state.step
         state = train(
@@ -144,12 +145,6 @@ def run_rank(
             record=record,
             clock=clock,
         )
-        if committed_step != config.num_steps:
-            raise CheckpointError(
-                problem=f"The run ended at step {state.step}, but its last committed checkpoint "
-                f"is of step {committed_step}.",
-                way_out="Mend the storage and resume: the steps since then are done again.",
-            )
         sample = ""
         if task.job.sample is not None and config.metrics.sample_tokens:
             sample = task.job.sample(engine.model, config)
@@ -165,7 +160,7 @@ def run_rank(
             sample=sample,
         )
         if attempt is not None:
-            store.put(outcome_key(number), json.dumps(asdict(outcome), indent=1).encode())
+            store.put(layout.outcome_key(number), json.dumps(asdict(outcome), indent=1).encode())
             attempt.close("finished")
         return outcome
 
@@ -194,9 +189,11 @@ def _open_attempt(task: RankTask, store: ObjectStore, group: Group, clock: Clock
                 store=store,
                 driver=task.driver,
                 clock=clock,
+                seen_attempt=task.seen_attempt,
                 takeover=task.takeover,
             )
         )
+        write_run(store, task.config, versions=versions(), revision=task.revision, clock=clock)
 
     agree(group, open_it)
     return opened[0] if opened else None
@@ -275,7 +272,9 @@ def _apply(
     if world.is_main:
         hooks.say(f"resuming run {config.name} at step {progress.step} of {config.num_steps}")
         for reason in restored.skipped:
-            hooks.say(f"passed over an invalid checkpoint: {reason}")
+            hooks.say(f"passed over an invalid checkpoint, {reason}")
+        if restored.steps_lost:
+            hooks.say(f"{restored.steps_lost} steps that were committed are done again")
         if not kept:
             hooks.say(
                 f"random state of {manifest.world_size} ranks does not fit "
@@ -312,9 +311,16 @@ def _recorder(
     stack: ExitStack, store: ObjectStore, number: int, world: World, hooks: Hooks
 ) -> Callable[[dict[str, Any]], None]:
     if not world.is_main:
-        return lambda row: None
+        return hooks.row
     sink = open_sink(store, attempt=number)
-    stack.callback(sink.close)
+
+    def close() -> None:
+        try:
+            sink.close()
+        except StorageError as error:  # Rows are lost; the run and its checkpoints are not.
+            hooks.say(f"metrics of attempt {number} are incomplete: {error}")
+
+    stack.callback(close)
 
     def record(row: dict[str, Any]) -> None:
         row = {"attempt": number, **row}
@@ -324,8 +330,23 @@ def _recorder(
     return record
 
 
-def _identity(config: RunConfig) -> RunIdentity:
+def _check_corpus(task: RankTask, corpus: Corpus, manifest: Manifest) -> None:
+    """Stop when the tokens are not those that the run has been trained on.
+
+    Raises:
+        ResumeError: They differ, and the user has not allowed it.
+    """
+    if manifest.corpus != corpus.identity and not task.allow_config_change:
+        raise ResumeError(
+            problem=f"The corpus at {task.corpus_url} (content {corpus.identity}) is not the one "
+            f"that step {manifest.progress.step} was trained on (content {manifest.corpus}).",
+            way_out="Restore the source, choose another --name, or say --allow-config-change.",
+        )
+
+
+def _identity(config: RunConfig, corpus: Corpus) -> RunIdentity:
     return RunIdentity(
+        corpus=corpus.identity,
         run=config.name,
         strategy=config.strategy,
         precision=config.precision,

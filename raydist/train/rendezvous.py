@@ -7,7 +7,7 @@ import contextlib
 import io
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -111,7 +111,8 @@ def join(
     import deepspeed
 
     said = io.StringIO()
-    with contextlib.redirect_stdout(said):  # it prints that an op was built, on every start
+    # It prints that an op was built, on every start.
+    with _hidden("LOCAL_SIZE"), contextlib.redirect_stdout(said):
         deepspeed.init_distributed(
             dist_backend=backend,
             auto_mpi_discovery=False,
@@ -127,6 +128,21 @@ def join(
             problem=f"DeepSpeed sees {seen} ranks; the launcher built {world.world_size}.",
             way_out="Remove MPI or launcher variables from the workers' environment.",
         )
+
+
+@contextlib.contextmanager
+def _hidden(name: str) -> Iterator[None]:
+    """Hide an environment variable for as long as this lasts.
+
+    Where LOCAL_SIZE says that one node has all ranks, DeepSpeed takes 66 MiB of /dev/shm for
+    each, for an all-reduce that only inference uses, and leaves it there for good.
+    """
+    value = os.environ.pop(name, None)
+    try:
+        yield
+    finally:
+        if value is not None:
+            os.environ[name] = value
 
 
 class TorchGroup:

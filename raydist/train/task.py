@@ -15,12 +15,18 @@ class RankTask:
 
     Fields:
         driver: Identity of the submission; attempts of one driver replace each other.
-        takeover: Whether a living attempt of another driver is replaced too.
+        seen_attempt: The run's newest attempt when the driver was allowed to start, 0 for none.
+        takeover: Whether that attempt may be alive.
+        allow_config_change: Whether the corpus may differ from the one the run began with.
         corpus_url: The prepared corpus.
+        revision: Of the job's sources, for run.json.
     """
 
     job: Job
     config: RunConfig
     driver: str
+    seen_attempt: int
     takeover: bool
+    allow_config_change: bool
     corpus_url: str
+    revision: str

@@ -12,12 +12,18 @@ from typing import Any
 import deepspeed
 import torch
 import torch._dynamo  # Cannot be imported once zero.Init has replaced tensor constructors.
-from deepspeed.utils import safe_get_local_fp32_param, safe_get_local_optimizer_state
 
 from raydist.checkpoint.ranges import LocalRange, WantedRange, partition
 from raydist.config import RunConfig
 from raydist.config.deepspeed import render
-from raydist.train.adamw import MOMENTS, adamw, parameter_groups
+from raydist.train.adamw import (
+    MOMENTS,
+    adam_step,
+    adamw,
+    create_moments,
+    parameter_groups,
+    set_adam_step,
+)
 from raydist.train.engine import StepResult
 from raydist.train.host_memory import freed_at_once
 from raydist.train.job import Batch, Job
@@ -63,7 +69,7 @@ class ZeroEngine:
         self._loss_fn = job.loss_fn
         self._device = device
         self._accumulation = batch.gradient_accumulation_steps
-        self._create_moments()
+        create_moments(self._zero.optimizer, self._zero.fp32_partitioned_groups_flat)
 
     @property
     def model(self) -> torch.nn.Module:
@@ -96,8 +102,7 @@ class ZeroEngine:
 
     def export(self) -> tuple[list[LocalRange], dict[str, float]]:
         """Return this rank's partitions and Adam's step count."""
-        steps = {float(state["step"]) for state in self._states()}
-        return export_ranges(self._held()), {"adam_step": max(steps, default=0.0)}
+        return export_ranges(self._held()), {"adam_step": adam_step(self._zero.optimizer)}
 
     def load(self, buffers: dict[str, memoryview], scalars: dict[str, float]) -> None:
         """Set partitions, then renew what the next forward gathers from them.
@@ -107,28 +112,24 @@ class ZeroEngine:
         """
         self._zero.checkpoint_event_prologue()
         load_ranges(self._held(), buffers)
-        for state in self._states():
-            if torch.is_tensor(state["step"]):
-                state["step"].fill_(scalars["adam_step"])
-            else:
-                state["step"] = int(scalars["adam_step"])
+        set_adam_step(self._zero.optimizer, scalars["adam_step"])
         for number in range(len(self._zero.fp16_groups)):
             self._zero._reassign_or_swap_out_partitioned_parameters(number)
         self._zero.checkpoint_event_epilogue()
         spread_replicas(list(persistent_buffers(self._engine.module).values()))
 
-    def _states(self) -> list[dict[str, Any]]:
-        return [self._zero.optimizer.state[p] for p in self._zero.fp32_partitioned_groups_flat]
+    def _partitions(self, p: Any) -> dict[str, torch.Tensor]:
+        """Return views of a parameter's live fp32 state, wherever it lies.
 
-    def _create_moments(self) -> None:
-        # The optimizer makes them in its first update; a restore needs them before it.
-        for flat in self._zero.fp32_partitioned_groups_flat:
-            state = self._zero.optimizer.state[flat]
-            if not state:
-                is_torch = isinstance(self._zero.optimizer, torch.optim.AdamW)
-                state["step"] = torch.zeros(()) if is_torch else 0
-                for kind in MOMENTS:
-                    state[kind] = torch.zeros_like(flat)
+        DeepSpeed's own accessors return device copies of offloaded state.
+        """
+        if not p.requires_grad:
+            return {"master": p.ds_tensor.data}
+        group, offset, length = self._zero.grad_position[self._zero.get_param_id(p)]
+        flat = self._zero.fp32_partitioned_groups_flat[group]
+        state = self._zero.optimizer.state[flat]
+        tensors = {"master": flat, **{kind: state[kind] for kind in MOMENTS}}
+        return {kind: t.detach().narrow(0, offset, length) for kind, t in tensors.items()}
 
     def _held(self) -> list[HeldRange]:
         rank = torch.distributed.get_rank()
@@ -136,18 +137,13 @@ class ZeroEngine:
         held: list[HeldRange] = []
         for name, p in self._engine.module.named_parameters():
             offset, length = partition(p.ds_numel, world_size=world_size, rank=rank)
-            if p.requires_grad:
-                parts = {"master": safe_get_local_fp32_param(p)}
-                parts |= {kind: safe_get_local_optimizer_state(p, kind) for kind in MOMENTS}
-            else:
-                parts = {"master": p.ds_tensor.data}
             held += [
                 HeldRange(
                     spec=spec_of(f"{kind}/{name}", p.ds_shape, part.dtype),
                     offset=offset,
-                    tensor=part.detach().view(-1)[:length],
+                    tensor=part.view(-1)[:length],
                 )
-                for kind, part in parts.items()
+                for kind, part in self._partitions(p).items()
             ]
         for name, buffer in persistent_buffers(self._engine.module).items():
             held.append(replica_slice(f"buffer/{name}", buffer))

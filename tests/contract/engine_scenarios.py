@@ -161,6 +161,7 @@ class Rank:
             strategy=self.config.strategy,
             precision=self.config.precision,
             config_hash="",
+            corpus="",
             versions={},
         )
         saver = Saver(

@@ -36,7 +36,9 @@ def test_killed_rank_costs_one_interval_and_changes_no_loss(
     history = jobs.history("killed")
     steps = [row["step"] for row in history.rows]
     assert steps == list(range(1, _NUM_STEPS + 1))
-    assert [row["tokens"] for row in history.rows] == [step * TOKENS_PER_STEP for step in steps]
+    assert [row["tokens_seen"] for row in history.rows] == [
+        step * TOKENS_PER_STEP for step in steps
+    ]
     assert {row["attempt"] for row in history.rows} == {1, 2}
     assert len(history.repeated_steps) <= _EVERY_STEPS
     assert jobs.losses("killed") == unfaulted

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import math
 import re
+from pathlib import Path
 
 import pytest
 from job_process import ROOT, JobRunner, run_ckpt
@@ -36,7 +36,7 @@ def test_loss_that_turns_nan_is_skipped_counted_and_ends_the_run(jobs: JobRunner
     rows = jobs.history("turns-nan").rows
     assert [row["step"] for row in rows] == list(range(1, 10))
     assert [row["skipped_steps"] for row in rows] == [0] * 6 + [1, 2, 3]
-    assert [math.isnan(row["loss"]) for row in rows] == [False] * 6 + [True] * 3
+    assert [row["loss"] is None for row in rows] == [False] * 6 + [True] * 3
 
     run_url = str(jobs.storage / "turns-nan")
     verified = run_ckpt("verify", run_url)
@@ -56,6 +56,8 @@ def test_rank_that_exits_every_time_spends_the_restarts(jobs: JobRunner) -> None
     assert done.exit_code == 4, done
     assert "rank 1 was lost; restart 1 of 1" in done.stdout
     assert "restart 2" not in done.stdout
-    assert done.stderr.startswith("WorkerLostError: "), done
-    assert "fault.max_worker_failures" in done.stderr
+    assert done.stderr.startswith("WorkerLostError: Rank 1 died"), done
+    assert "fault.max_worker_failures=1 restarts are spent" in done.stderr
+    log = Path(re.findall(r"^log: file://(.*)$", done.stdout, re.MULTILINE)[0])
+    assert "A worker died" in log.read_text()
     assert "Traceback" not in done.stderr

@@ -127,12 +127,6 @@ def test_s3_endpoint_where_nothing_listens_is_refused(jobs: JobRunner) -> None:
     assert not jobs.storage.exists()
 
 
-@pytest.fixture(scope="session")
-def s3_server() -> S3Server:
-    with S3Server() as server:
-        yield server
-
-
 @pytest.mark.timeout(240)
 def test_s3_bucket_that_is_missing_is_refused(jobs: JobRunner, s3_server: S3Server) -> None:
     done = jobs.run("--storage", "s3://no-such-bucket/runs", env=_NO_RAY | s3_server.environment())

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job whose own code fails; each recipe is one way to fail, and the model carries its name.
 
-    python tests/fault/jobs/failing_llama.py raises_value_error
+python tests/fault/jobs/failing_llama.py raises_value_error
 """
 
 from dataclasses import replace

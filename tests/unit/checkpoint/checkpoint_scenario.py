@@ -30,7 +30,12 @@ from raydist.testing.fake_clock import FakeClock
 from raydist.testing.thread_group import ThreadGroup
 
 IDENTITY = RunIdentity(
-    run="toy", strategy="ddp", precision="fp32", config_hash="cafe", versions={"raydist": "test"}
+    run="toy",
+    strategy="ddp",
+    precision="fp32",
+    config_hash="cafe",
+    corpus="c0de",
+    versions={"raydist": "test"},
 )
 SPECS = (
     TensorSpec(key="master/embed.weight", shape=(7, 5), dtype="F32"),

@@ -7,8 +7,9 @@ import threading
 
 import pytest
 
-from raydist.checkpoint.group import Group, SingleRank
+from raydist.checkpoint.group import Group
 from raydist.errors import FencedError
+from raydist.testing.single_rank import SingleRank
 from raydist.testing.thread_group import ThreadGroup
 
 

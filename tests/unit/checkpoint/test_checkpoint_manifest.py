@@ -42,6 +42,7 @@ def manifest(
         "strategy": "zero3",
         "precision": "bf16",
         "config_hash": "0f",
+        "corpus": "c0",
         "created_unix_s": 1.7e9,
         "versions": {"torch": "2.13.0"},
         "progress": Progress(step=7, data_position=56, epoch=1, tokens=448, skipped_steps=2),

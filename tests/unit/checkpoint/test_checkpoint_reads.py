@@ -44,6 +44,7 @@ def saved(
         strategy="ddp",
         precision="fp32",
         config_hash="",
+        corpus="",
         created_unix_s=0.0,
         versions={},
         progress=Progress(step=70, data_position=0, epoch=0, tokens=0, skipped_steps=0),

@@ -28,7 +28,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raydist.checkpoint import objects
-from raydist.checkpoint.group import Group, SingleRank
+from raydist.checkpoint.group import Group
 from raydist.checkpoint.layout import journal_key, manifest_key, part_key
 from raydist.checkpoint.manifest import Manifest
 from raydist.checkpoint.ranges import DTYPE_BYTES, TensorSpec, WantedRange
@@ -36,6 +36,7 @@ from raydist.checkpoint.restore import Restored, restore
 from raydist.errors import CheckpointError, DataError, StorageError
 from raydist.storage.local import LocalStore
 from raydist.testing.memory_store import MemoryStore
+from raydist.testing.single_rank import SingleRank
 from raydist.testing.thread_group import ThreadGroup
 
 SHAPES = st.lists(st.integers(0, 7), max_size=3).map(tuple)

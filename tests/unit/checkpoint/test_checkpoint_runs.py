@@ -112,25 +112,21 @@ def test_resume_mode_and_what_is_there_begin_at_a_step_or_are_refused(
     assert {key: store.get(key) for key, _ in store.list("")} == before
 
 
-def test_state_of_a_run_says_newest_commit_and_whether_it_is_finished() -> None:
+def test_state_of_a_run_says_its_mathematics_tail_and_newest_commit() -> None:
     store = MemoryStore()
-    assert read_state(store) == RunState(
-        mathematics=None, tail=None, commit=None, is_finished=False
-    )
+    assert read_state(store) == RunState(mathematics=None, tail=None, commit=None)
     record(store)
     run = ToyRun(store)
     run.save(random_state(1), 4)
     state = read_state(store)
     assert state.commit is not None
     assert state.commit.facts["manifest"] == manifest_key(4, 1)
-    assert (state.step, state.is_finished) == (4, False)
+    assert state.step == 4
     assert state.mathematics == mathematics(CONFIG)
     run.attempt.close("interrupted")
-    assert not read_state(store).is_finished
     again = ToyRun(store)
     again.attempt.close("finished")
     state = read_state(store)
-    assert state.is_finished
     assert state.tail == again.attempt.tail
     assert state.step == 4
 

@@ -25,12 +25,13 @@ from checkpoint_scenario import (
 )
 
 from raydist.checkpoint.attempt import Attempt
-from raydist.checkpoint.group import Group, SingleRank
+from raydist.checkpoint.group import Group
 from raydist.checkpoint.layout import journal_key, manifest_key, part_key
 from raydist.checkpoint.restore import read_commit
 from raydist.checkpoint.saver import SaveOutcome, Saver
 from raydist.errors import CheckpointError, FencedError, RaydistError, StorageError
 from raydist.testing.memory_store import MemoryStore
+from raydist.testing.single_rank import SingleRank
 
 
 def same_on_all(outcomes: Sequence[SaveOutcome]) -> SaveOutcome:

@@ -26,7 +26,7 @@ from raydist.train.schedule import learning_rate
 from raydist.world import plan_batch
 
 _FIELDS = {
-    "step", "loss", "grad_norm", "learning_rate", "skipped", "skipped_steps", "tokens",
+    "step", "loss", "grad_norm", "learning_rate", "skipped", "skipped_steps", "tokens_seen",
     "step_time_s", "data_wait_s", "save_s", "tokens_per_s", "unix_s",
 }  # fmt: skip
 _SKIP = StepResult(loss=math.nan, grad_norm=math.nan, skipped=True)
@@ -119,7 +119,7 @@ def test_loop_rows_hold_every_field_and_are_valid_rows() -> None:
     run.train([5.0] * 10)
     assert [set(row) for row in run.rows] == [_FIELDS] * 10
     assert [row["step"] for row in run.rows] == list(range(1, 11))
-    assert [row["tokens"] for row in run.rows] == [32 * n for n in range(1, 11)]
+    assert [row["tokens_seen"] for row in run.rows] == [32 * n for n in range(1, 11)]
     for row in run.rows:
         encode_row({"attempt": 1, **row})
         assert (row["loss"], row["grad_norm"], row["skipped"]) == (5.0, 1.0, False)
@@ -196,7 +196,7 @@ def test_loop_resumed_goes_on_where_the_unbroken_run_was() -> None:
         assert resumed.train(script[saved.step :], begin) == end
         assert resumed.first_positions == unbroken.first_positions[saved.step :]
         assert resumed.saved == [s for s in unbroken.saved if s.step > saved.step]
-        names = ("step", "loss", "learning_rate", "skipped_steps", "tokens")
+        names = ("step", "loss", "learning_rate", "skipped_steps", "tokens_seen")
         tail = unbroken.rows[saved.step :]
         rows = [[str(row[name]) for name in names] for row in resumed.rows]
         assert rows == [[str(row[name]) for name in names] for row in tail]
