@@ -129,7 +129,8 @@ class JobProcess:
                 self.end()
                 raise AssertionError(f"left after {timeout_s:g} s: {left}")
             time.sleep(_POLL_S)
-        files = [str(path) for path in self._temporary.rglob("*")]
+        files = {str(path.relative_to(self._temporary)) for path in self._temporary.rglob("*")}
+        files -= {name for name in files if name.startswith("torchinductor_")}  # torch's cache
         assert not files, f"temporary files left: {files}"
 
     def processes(self) -> dict[int, str]:

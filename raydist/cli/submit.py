@@ -83,6 +83,10 @@ def _follow(
     """Run one `ray job` command and show the job's own lines.
 
     Args:
+        arguments: Of `ray job`.
+        submission: Of the job that is followed.
+        environment: For the client.
+        address: Of the job server.
         skip: Job lines that were shown before.
 
     Returns:

@@ -72,7 +72,7 @@ def decide(
         return Decision(action="stop", reason="every rank raised the same error")
     if previous is not None and any(previous.get(r) == report for r, report in own.items()):
         return Decision(action="stop", reason="the same error came back at the same step")
-    if previous is not None and previous == reports and not _has_lost(reports):
+    if previous == reports and len(reports) == world_size and not _has_lost(reports):
         return Decision(action="stop", reason="the group failed as it did before")
     lost = [r for r, report in sorted(reports.items()) if report.kind is FailureKind.WORKER_LOST]
     failed = min(own or reports, default=0)  # Collateral failures follow from the others.

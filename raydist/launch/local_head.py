@@ -86,7 +86,7 @@ class LocalHead:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self._cwd,
-                env=self.environment,
+                env={**self.environment, "TMPDIR": str(self.folder)},
                 start_new_session=True,
             )
             self._wait_until_ready()

@@ -70,7 +70,11 @@ def plan_placement(scaling: ScalingConfig, view: ClusterView) -> Placement:
 
 
 def _check_capacity(placement: Placement, view: ClusterView) -> None:
-    """Stop when the bundles can never all be placed, by sums or node by node."""
+    """Stop when the bundles can never all be placed, by sums or node by node.
+
+    Raises:
+        CapacityError: They cannot.
+    """
     workers, resources = placement.workers, placement.resources_per_worker
     fitting = sum(
         min(int(node.get(name, 0) // amount) for name, amount in resources.items())

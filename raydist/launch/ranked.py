@@ -11,7 +11,7 @@ from typing import Any
 from raydist.clock import SystemClock
 from raydist.config.cli import Request
 from raydist.data import map_in_process, prepare
-from raydist.errors import RaydistError
+from raydist.errors import RankFailedError, RaydistError
 from raydist.launch.events import RowReporter
 from raydist.launch.launcher import RunResult
 from raydist.launch.preflight import Prepared, batch_for, prepare_request, source_revision
@@ -28,6 +28,7 @@ def run_ranked(job: Job, request: Request) -> RunResult | None:
 
     Raises:
         RaydistError: The same on every rank where it concerns the request.
+        RankFailedError: The job's own code raised.
     """
     select_accelerator()
     quiet_libraries()
@@ -109,7 +110,8 @@ def run_ranked(job: Job, request: Request) -> RunResult | None:
             raise
         except Exception as error:
             step = last_step[0] + 1 if last_step else None
-            raise rank_failure(error, rank=world.rank, step=step) from None
+            failure: RankFailedError = rank_failure(error, rank=world.rank, step=step)
+            raise failure from None
         finally:
             printer.close()
             curve = write_curve(store, config) if world.is_main else ""

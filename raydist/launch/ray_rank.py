@@ -25,6 +25,7 @@ from raydist.clock import SystemClock
 from raydist.config import NetworkConfig
 from raydist.errors import (
     ClusterError,
+    RankFailedError,
     RankUnreachableError,
     RaydistError,
 )
@@ -241,7 +242,8 @@ def train_rank(settings: dict[str, Any]) -> None:
         raise
     except Exception as error:
         step = last_step[0] + 1 if last_step else None
-        raise rank_failure(error, rank=_world.rank, step=step) from None
+        failure: RankFailedError = rank_failure(error, rank=_world.rank, step=step)
+        raise failure from None
     finally:
         commits.close()
 

@@ -146,3 +146,10 @@ def test_policy_lost_rank_again_is_no_repeated_error(report: RankReport) -> None
 def test_policy_without_any_report_uses_the_budget() -> None:
     assert _decide({}).action == "restart"
     assert _decide({}, failures=4).action == "stop"
+
+
+def test_policy_whole_group_failing_alike_twice_stops_even_where_a_peer_may_be_gone() -> None:
+    reports = {0: _PEER_GONE, 1: _PEER_GONE}
+    assert (
+        decide(reports, world_size=2, previous=reports, failures=2, max_failures=9).action == "stop"
+    )

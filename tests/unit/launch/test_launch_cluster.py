@@ -100,6 +100,6 @@ def test_connected_where_nothing_listens_is_refused_before_ray_is_asked(
     monkeypatch.setenv("RAY_AUTH_MODE", "token")  # or the call would set it for all tests
     with (
         pytest.raises(ClusterError, match="unset RAY_ADDRESS to train here"),
-        connected(f"127.0.0.1:{closed_port}"),
+        connected(f"127.0.0.1:{closed_port}", start_timeout_s=60),
     ):
         pass

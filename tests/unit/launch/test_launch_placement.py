@@ -32,17 +32,17 @@ def _view(
 def test_placement_of_2_workers_on_8_gpus_reserves_exactly_2() -> None:
     placement = plan_placement(ScalingConfig(workers=2), _view(gpus=8, cpus=64))
     assert placement.workers == 2
-    assert placement.resources_per_worker == {"CPU": 8.0, "GPU": 1.0}
+    assert placement.resources_per_worker == {"CPU": 7.0, "GPU": 1.0}
     assert placement.uses_gpus
-    assert placement.describe() == "2 x [8 CPU, 1 GPU]"
+    assert placement.describe() == "2 x [7 CPU, 1 GPU]"
 
 
 @pytest.mark.parametrize(
     ("gpus", "cpus", "workers", "each"),
     [
-        (8, 64, 8, 8.0),
-        (8, 64, None, 8.0),
-        (8, 64, 1, 8.0),  # one rank does not take the CPUs of eight
+        (8, 64, 8, 7.0),  # one of the node is left for others
+        (8, 65, None, 8.0),
+        (8, 64, 1, 7.0),  # one rank does not take the CPUs of eight
         (8, 60, 8, 7.0),
         (4, 4, 4, 1.0),
         (0, 16, 2, 8.0),
@@ -88,7 +88,7 @@ def test_placement_of_busy_gpus_is_accepted_to_be_waited_for() -> None:
 def test_placement_on_nodes_x_gpus_per_node_has_their_product_of_ranks() -> None:
     scaling = ScalingConfig(nodes=2, gpus_per_node=4)
     placement = plan_placement(scaling, _view(gpus=16, cpus=128, nodes=2))
-    assert placement.describe() == "8 x [8 CPU, 1 GPU]"
+    assert placement.describe() == "8 x [7 CPU, 1 GPU]"
 
 
 def test_placement_without_gpus_takes_cpu_workers() -> None:
@@ -173,3 +173,30 @@ def test_placement_of_an_accelerator_type_counts_its_gpus_alone() -> None:
     view = ClusterView(total=total, free=total, could_scale_to=total, nodes=nodes)
     assert plan_placement(ScalingConfig(accelerator_type="H100"), view).workers == 8
     assert plan_placement(ScalingConfig(), view).workers == 12
+
+
+def test_placement_cpus_of_cpu_ranks_fit_node_by_node() -> None:
+    nodes = [{"CPU": 8}, {"CPU": 8}]
+    total = {"CPU": 16}
+    view = ClusterView(total=total, free=total, could_scale_to=total, nodes=nodes)
+    # 16 / 3 = 5 each would place one rank a node, and the third nowhere.
+    assert plan_placement(ScalingConfig(workers=3), view).resources_per_worker == {"CPU": 4}
+    with pytest.raises(CapacityError, match=r"Only 2 of 3 x \[5 CPU\] fit the nodes"):
+        plan_placement(ScalingConfig(workers=3, cpus_per_worker=5), view)
+
+
+def test_placement_cpus_of_cpu_ranks_are_those_that_are_there_not_those_that_could_come() -> None:
+    view = ClusterView(
+        total={"CPU": 8}, free={"CPU": 8}, could_scale_to={"CPU": 1000}, nodes=[{"CPU": 8}]
+    )
+    assert plan_placement(ScalingConfig(workers=2), view).resources_per_worker == {"CPU": 4}
+
+
+def test_placement_of_an_accelerator_type_that_is_not_there_names_those_that_are() -> None:
+    total = {"GPU": 8, "CPU": 64}
+    view = ClusterView(
+        total=total, free=total, could_scale_to=total,
+        nodes=[{"GPU": 8, "CPU": 64, "accelerator_type:A100": 1}],
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="there are A100"):
+        plan_placement(ScalingConfig(accelerator_type="H100"), view)
