@@ -195,9 +195,9 @@ class ScalingConfig:
     cpu_workers: int = 2
     """Ranks when there is no GPU and workers is None."""
     nodes: int | None = None
-    """Nodes; with gpus_per_node it is another way to say workers."""
+    """Nodes; nodes x gpus_per_node is another way to say workers, placed as tightly as fits."""
     gpus_per_node: int | None = None
-    """GPUs used on each of the nodes."""
+    """GPUs on each of the nodes."""
     gpus_per_worker: int = 1
     """GPUs of one rank; one rank drives one GPU, so only 1 is accepted."""
     cpus_per_worker: float | None = None
@@ -253,7 +253,8 @@ class NetworkConfig:
     """How ranks reach each other; None everywhere lets raydist choose."""
 
     interface: str | None = None
-    """Interface name used on every node; None takes the one that carries the node's address."""
+    """Interface on every node whose GLOO_SOCKET_IFNAME is not set; None takes the one that carries
+    the node's address."""
     master_port: int | None = None
     """Port of the rendezvous store on rank 0's node; None lets rank 0 bind a free one."""
     timeout_s: float = 600.0
