@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
+from pathlib import Path
 
 import pytest
 from job_process import TOKENS_PER_STEP, JobRunner, run_ckpt
@@ -18,18 +20,22 @@ _NUM_STEPS, _EVERY_STEPS = 20, 5
 def test_killed_rank_costs_one_interval_and_changes_no_loss(
     jobs: JobRunner, unfaulted: dict[int, float], rank: int
 ) -> None:
+    with socket.create_server(("0.0.0.0", 0)) as free:
+        port = free.getsockname()[1]
     arguments = (
         "--name", "killed", "--num-steps", str(_NUM_STEPS),
-        "--checkpoint.every-steps", str(_EVERY_STEPS),
+        "--checkpoint.every-steps", str(_EVERY_STEPS), "--network.master-port", str(port),
     )  # fmt: skip
     with jobs.started(*arguments) as process:
-        process.wait_until(lambda: jobs.last_step("killed") >= 7, "step 7")
+        process.wait_until(lambda: jobs.last_step("killed") >= 1, "step 1")
         pid = int(re.findall(rf"rank {rank}: .* \(pid (\d+)\)", process.stdout)[0])
         assert pid in process.processes()
+        process.wait_until(lambda: jobs.last_step("killed") >= 7, "step 7")
         os.kill(pid, signal.SIGKILL)
         done = process.wait(240)
         assert done.exit_code == 0, done
         process.wait_until_gone(20)
+    assert not [path for path in Path("/dev/shm").iterdir() if f"_{port}_" in path.name]
 
     assert "finished 20 steps" in done.stdout
     assert f"rank {rank} was lost; restart 1 of 3" in done.stdout
