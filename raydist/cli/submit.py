@@ -24,7 +24,7 @@ it, a one-node Ray is started here for the job and stopped afterwards.
 """
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
-_SDK_LINE = re.compile(r"\d{4}-\d\d-\d\d .*(INFO|SUCC|ERR) [a-z_]*sdk\.py")
+_CLIENT_LINE = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+\s+(INFO|SUCC|ERR|WARNING) \w+\.py:\d+ -- ")
 _FIRST_JOB_LINE_AFTER = "Tailing logs until the job exits"
 
 
@@ -103,7 +103,7 @@ def _follow(
     try:
         for raw in client.stdout or ():
             line = _ANSI.sub("", raw)
-            if not is_job or _SDK_LINE.match(line):
+            if not is_job or _CLIENT_LINE.match(line):
                 said = line.strip() or said
                 is_job = is_job or _FIRST_JOB_LINE_AFTER in line
             elif f"Job '{submission}'" in line:

@@ -16,6 +16,8 @@ from raydist.errors import ClusterError
 from raydist.launch.placement import ClusterView
 
 _REACH_TIMEOUT_S = 5.0
+_HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+_HTTP2_SETTINGS = 4  # type of the frame with which a gRPC server answers (RFC 9113, 3.4)
 
 _RAY_DEFAULTS = {
     # The controller's poll: it bounds failure detection, each report and the end of a run.
@@ -26,6 +28,13 @@ _RAY_DEFAULTS = {
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     # A warning about Ray Train's own code.
     "RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0",
+}
+
+
+_JOIN_DEFAULTS = {
+    # Ray tries for twelve minutes to join what is not its control service.
+    "RAY_NUM_REDIS_GET_RETRIES": "2",
+    "RAY_py_gcs_connect_timeout_s": "10",
 }
 
 
@@ -70,20 +79,36 @@ def cluster_address() -> str | None:
 
 
 def check_reachable(address: str) -> None:
-    """Prove in seconds that something listens at host:port.
+    """Prove in seconds that a gRPC server, as a Ray head is one, listens at host:port.
 
     Raises:
-        ClusterError: The name does not resolve, or nothing answers.
+        ClusterError: The name does not resolve, nothing answers, or something else does.
     """
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _REACH_TIMEOUT_S).close()
+        with socket.create_connection((host.strip("[]"), int(port)), _REACH_TIMEOUT_S) as peer:
+            is_grpc = os.environ.get("RAY_USE_TLS", "0") != "0" or _speaks_http2(peer)
     except (OSError, UnicodeError) as error:
         raise ClusterError(
             problem=f"Nothing answers at RAY_ADDRESS={address}: {error}.",
             way_out="Check that the head node runs and that this machine reaches it, or unset "
             "RAY_ADDRESS to train here.",
         ) from error
+    if not is_grpc:
+        raise ClusterError(
+            problem=f"What listens at RAY_ADDRESS={address} is not a Ray head.",
+            way_out="Set RAY_ADDRESS to the head's host:port (6379 by default; 8265 is its "
+            "dashboard), or unset it to train here.",
+        )
+
+
+def _speaks_http2(peer: socket.socket) -> bool:
+    peer.sendall(_HTTP2_HELLO)
+    try:
+        header = peer.recv(9)
+    except TimeoutError:
+        return False
+    return len(header) == 9 and header[3] == _HTTP2_SETTINGS
 
 
 @contextmanager
@@ -100,7 +125,8 @@ def connected(address: str | None, *, start_timeout_s: float) -> Iterator[None]:
     if address is not None and address != "auto":
         check_reachable(address)
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(start_timeout_s))
-    for name, value in _RAY_DEFAULTS.items():
+    defaults = _RAY_DEFAULTS | (_JOIN_DEFAULTS if address is not None else {})
+    for name, value in defaults.items():
         os.environ.setdefault(name, value)
     import ray
     from ray.exceptions import RayError

@@ -13,12 +13,15 @@ from pathlib import Path
 def select_accelerator() -> None:
     """Tell DeepSpeed the accelerator before it is imported; what the site set is kept.
 
-    Its ops are built with the ninja of this environment, whatever started the process:
-    another ninja takes the built op for stale and compiles for a minute at every start.
+    Its ops are built with the ninja of this environment and kept beside it, whatever started the
+    process: another ninja, or another environment's build in a shared cache, makes a built op
+    look stale, and then it is compiled for a minute at every start.
     """
     tools = str(Path(sys.executable).parent)
     if os.environ.get("PATH", "").split(os.pathsep)[0] != tools:
         os.environ["PATH"] = f"{tools}{os.pathsep}{os.environ.get('PATH', '')}"
+    if os.access(sys.prefix, os.W_OK):
+        os.environ.setdefault("TORCH_EXTENSIONS_DIR", f"{sys.prefix}/torch_extensions")
     # Asking CUDA itself would fix its list of devices, which Ray widens later to those of all
     # ranks on the node.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import re
 import socket
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -21,10 +23,21 @@ def closed_port() -> int:
         return taken.getsockname()[1]
 
 
-@pytest.fixture
-def open_port() -> Iterator[int]:
+@contextmanager
+def _server(answer: bytes) -> Iterator[str]:
+    """A server that gives one answer to the first who connects."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        yield server.getsockname()[1]
+
+        def serve() -> None:
+            peer, _ = server.accept()
+            with peer:
+                peer.recv(1000)
+                peer.sendall(answer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        thread.join()
 
 
 @pytest.mark.parametrize("value", [None, "", "  ", "local"])
@@ -79,8 +92,16 @@ def test_address_without_a_possible_port_is_refused(
     assert caught.value.kind is FailureKind.INPUT
 
 
-def test_reachable_where_something_listens_passes(open_port: int) -> None:
-    check_reachable(f"127.0.0.1:{open_port}")
+def test_reachable_where_a_grpc_server_listens_passes() -> None:
+    with _server(bytes((0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 100))) as address:
+        check_reachable(address)
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"+OK", b""])
+def test_reachable_where_something_else_listens_is_refused(answer: bytes) -> None:
+    with _server(answer) as address, pytest.raises(ClusterError, match="is not a Ray head") as why:
+        check_reachable(address)
+    assert "8265 is its dashboard" in str(why.value)
 
 
 def test_reachable_where_nothing_listens_is_refused_at_once(closed_port: int) -> None:
