@@ -85,6 +85,7 @@ class JobProcess:
                 stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,
+                preexec_fn=_hear_interrupts,
             )
         self._sessions = {self._process.pid}
 
@@ -261,6 +262,11 @@ def run_ckpt(*arguments: str, env: Mapping[str, str] | None = None) -> Finished:
         env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     return Finished(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr)
+
+
+def _hear_interrupts() -> None:
+    """Undo what a test run in the background hands down: SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _write_corpus(folder: Path) -> None:
