@@ -216,7 +216,7 @@ def open_attempt(
         opened = Entry(
             number=number,
             kind="opened",
-            attempt=tail.attempt + 1 if tail else 1,
+            attempt=(tail.attempt if tail else _newest_attempt_of_objects(store)) + 1,
             driver=driver,
             holder=str(Holder.this_process()),
             unix_s=clock.now_unix_s(),
@@ -227,6 +227,20 @@ def open_attempt(
         except ObjectExistsError:
             continue
         return Attempt(run=run, store=store, journal=journal, opened=opened, clock=clock)
+
+
+def _newest_attempt_of_objects(store: ObjectStore) -> int:
+    """Return the newest attempt that left checkpoint objects, 0 for none.
+
+    Looked at where there is no journal: objects whose journal was lost are never overwritten.
+    """
+    numbers = [
+        int(part.removeprefix("attempt-"))
+        for key, _ in store.list(layout.CHECKPOINTS_PREFIX)
+        for part in key.split("/")
+        if part.startswith("attempt-") and part.removeprefix("attempt-").isdigit()
+    ]
+    return max(numbers, default=0)
 
 
 def refuse_if_alive(*, run: str, store: ObjectStore, tail: Entry, clock: Clock) -> None:

@@ -118,12 +118,16 @@ def _check_mathematics(
     model = [key for key in changed if key.startswith("model.")]
     if not changed or (allow_config_change and not model):
         return
+    kept = ""
+    if "optimizer.decay_steps" in changed:
+        old = changed["optimizer.decay_steps"][0]
+        kept = f" The schedule follows num_steps; --optimizer.decay-steps {old} keeps it."
     lines = "\n".join(f"    {key}: {old!r} -> {new!r}" for key, (old, new) in changed.items())
     raise ResumeError(
         problem=f"Run {config.name} was started with other mathematics:\n{lines}",
         way_out="Choose another --name: weights of another model cannot be loaded."
         if model
-        else "Set these back, choose another --name, or say --allow-config-change.",
+        else "Set these back, choose another --name, or say --allow-config-change." + kept,
     )
 
 

@@ -119,7 +119,7 @@ class Saver:
             self._store.put(key, memoryview(data))
             part = describe(key, data)
         except (RaydistError, MemoryError) as error:
-            logger.warning("rank %d could not save step %d: %s", rank, step, error)
+            logger.info("rank %d could not save step %d: %s", rank, step, error)
             return {"why": f"rank {rank}: {str(error) or repr(error)}"}
         specs = {r.spec.key: (r.spec.shape, r.spec.dtype) for r in ranges}
         return {
@@ -156,7 +156,7 @@ class Saver:
         except RaydistError as error:
             whys.append(f"rank 0: {error}")
         if whys:
-            logger.warning("step %d is not committed: %s", step, "; ".join(whys))
+            logger.info("step %d is not committed: %s", step, "; ".join(whys))
             return {"committed": False, "why": "; ".join(whys)}
         return {"committed": True, "manifest_key": key}
 

@@ -90,8 +90,9 @@ def _verify(
         chosen = chosen[:1]
     if not chosen:
         steps = ", ".join(str(info.step) for info in found) or "none"
+        of_step = "" if step is None else f" of step {step}"
         raise ConfigError(
-            problem=f"No committed checkpoint of step {step}.", way_out=f"There are: {steps}."
+            problem=f"There is no committed checkpoint{of_step}.", way_out=f"There are: {steps}."
         )
     report = []
     for info in chosen:

@@ -407,7 +407,7 @@ NO_EFFECT: dict[str, str] = {
     "datastates_ckpt": "raydist writes its own checkpoints",
     "dataloader_drop_last": "raydist feeds the batches",
     "zero_optimization.stage3_gather_16bit_weights_on_model_save": (
-        "raydist ckpt export gathers weights"
+        "no 16-bit copy is gathered at a save; the checkpoint has the fp32 weights"
     ),
     "activation_checkpointing": "read by deepspeed.checkpointing only",
     "pipeline": "read by PipelineModule only",

@@ -68,6 +68,11 @@ class RunConfig:
                 way_out="Use 1 to 100 letters, digits, '.', '_' or '-', starting with a letter "
                 "or digit.",
             )
+        if self.name == "corpora":
+            raise ConfigError(
+                problem="name=corpora is the folder of prepared corpora.",
+                way_out="Choose another --name.",
+            )
         if self.seed < 0:
             raise ConfigError(
                 problem=f"seed={self.seed} is below 0.", way_out="Set seed to 0 or more."

@@ -24,6 +24,10 @@ from raydist.storage.local import LocalStore
 
 MANIFEST_KEY = "manifest.json"
 FORMAT = 1
+_PREPARE_AGAIN = (
+    "Delete the prepared corpus (its folder below <storage>/corpora, not the source) "
+    "and start again."
+)
 _MAX_MAPS = 256  # Each map holds a file descriptor; a process has 1024 by default.
 
 
@@ -81,7 +85,7 @@ def read_manifest(store: ObjectStore, *, where: str) -> CorpusManifest | None:
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
             problem=f"The corpus manifest at {where} cannot be read: {error!r}.",
-            way_out="Delete that corpus and prepare it again.",
+            way_out=_PREPARE_AGAIN,
         ) from error
 
 
@@ -211,5 +215,5 @@ class Corpus:
 def _altered(info: CorpusPart, reason: str) -> DataError:
     return DataError(
         problem=f"Corpus part {info.key} is not as the manifest says: {reason}.",
-        way_out="Delete that corpus and prepare it again.",
+        way_out=_PREPARE_AGAIN,
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from raydist.config.cli import Request, parse_request
 from raydist.errors import FailureKind, RankFailedError, RaydistError
+from raydist.launch.outliving import outlive_readers
 from raydist.train.job import Job
 
 
@@ -36,6 +37,7 @@ def main(job: Job, arguments: Sequence[str] | None = None) -> int:
     was wrong with the request, before a machine was asked for.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    outlive_readers()
     status = _run(job, arguments)
     if _has_other_launcher():
         # gloo's threads outlive the process groups and may want the interpreter while it ends,

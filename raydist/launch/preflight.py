@@ -85,7 +85,7 @@ def resolve_storage(storage: str) -> str:
     Raises:
         ConfigError: A relative path inside a Ray job's unpacked package, which is temporary.
     """
-    is_relative = "://" not in storage and not Path(storage).expanduser().is_absolute()
+    is_relative = "://" not in storage and not os.path.isabs(os.path.expanduser(storage))
     if is_relative and "working_dir_files" in Path.cwd().parts:
         raise ConfigError(
             problem=f"storage={storage} is relative to the job's package, which Ray deletes "

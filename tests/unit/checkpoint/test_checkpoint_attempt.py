@@ -505,3 +505,11 @@ def test_open_by_the_same_driver_again_goes_on() -> None:
         numbers.append(attempt.number)
         attempt.release()
     assert numbers == [1, 2, 3]
+
+
+def test_open_where_the_journal_was_lost_overwrites_no_attempt() -> None:
+    store = MemoryStore()
+    store.put("checkpoints/step-000000000004/attempt-0007/manifest.json", b"{}")
+    attempt = open_attempt(run="r", store=store, driver="a", clock=FakeClock())
+    assert attempt.number == 8
+    attempt.release()
