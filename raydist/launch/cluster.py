@@ -21,7 +21,7 @@ _HTTP2_SETTINGS = 4  # type of the frame with which a gRPC server answers (RFC 9
 
 _RAY_DEFAULTS = {
     # The controller's poll: it bounds failure detection, each report and the end of a run.
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
     # Metrics are raydist's own files; nobody reads a node's drain notice yet. Each would
     # cost an actor process or a thread at every start.
     "RAY_TRAIN_METRICS_ENABLED": "0",

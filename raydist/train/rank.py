@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import time
@@ -136,6 +137,8 @@ def run_rank(
                     return outcome.seconds
 
         resumed_from = state.step
+        gc.collect()
+        gc.freeze()  # What is built by now stays; collections during steps pass it over.
         state = train(
             config=config,
             engine=engine,
