@@ -24,7 +24,7 @@ def llama_tiny():
     """3M parameters on 2 CPU ranks or the GPUs that are there: the standard library, as bytes."""
     return RunConfig(
         name="llama-tiny",
-        num_steps=300,
+        num_steps=240,
         model=ModelConfig(
             vocab_size=272,
             hidden_size=256,
