@@ -282,9 +282,24 @@ class _CommitReporter:
             if not self._is_main:
                 ray.train.report(facts)
                 continue
-            with tempfile.TemporaryDirectory() as folder:
+            # Ends with the cluster: the rank may be killed before this block ends.
+            with tempfile.TemporaryDirectory(dir=_session_folder()) as folder:
                 Path(folder, "pointer.json").write_text(json.dumps(facts))
                 ray.train.report(facts, checkpoint=ray.train.Checkpoint.from_directory(folder))
+
+
+def _session_folder() -> str:
+    """Return where this node's Ray keeps its own files.
+
+    Raises:
+        ClusterError: Not in a Ray worker.
+    """
+    import ray._private.worker
+
+    node = ray._private.worker._global_node
+    if node is None:
+        raise ClusterError(problem="The worker is not connected to Ray.")
+    return node.get_session_dir_path()
 
 
 def _first_line(error: BaseException) -> str:
