@@ -1,18 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The network between ranks: chosen per node, with the reason."""
+"""The network between ranks: what each node has, which of it is used, and why."""
 
-from raydist.network.choice import (
-    Interface,
-    NetworkChoice,
-    choose_interface,
-    list_interfaces,
-    network_environment,
-)
+from raydist.network.candidates import CandidateNetwork, candidate_networks
+from raydist.network.choice import choose_network
+from raydist.network.decision import AS_SET, NetworkDecision, NetworkProbe, NodeChoice
+from raydist.network.environment import ImpliedEnvironment, network_environment
+from raydist.network.facts import Interface, NodeNetwork, RdmaDevice
+from raydist.network.inventory import inventory, routes
 
 __all__ = [
+    "AS_SET",
+    "CandidateNetwork",
+    "ImpliedEnvironment",
     "Interface",
-    "NetworkChoice",
-    "choose_interface",
-    "list_interfaces",
+    "NetworkDecision",
+    "NetworkProbe",
+    "NodeChoice",
+    "NodeNetwork",
+    "RdmaDevice",
+    "candidate_networks",
+    "choose_network",
+    "inventory",
     "network_environment",
+    "routes",
 ]
