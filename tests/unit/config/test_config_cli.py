@@ -190,8 +190,11 @@ _FLAGS = """
 --model.tie-embeddings
 --model.vocab-size
 --name
+--network.debug
 --network.interface
 --network.master-port
+--network.node-interfaces
+--network.reach-timeout-s
 --network.timeout-s
 --no-activation-checkpointing
 --no-allow-config-change
@@ -213,10 +216,14 @@ _FLAGS = """
 --scaling.accelerator-type
 --scaling.cpu-workers
 --scaling.cpus-per-worker
+--scaling.exclude-nodes
 --scaling.gpus-per-node
 --scaling.gpus-per-worker
+--scaling.labels
+--scaling.no-preflight
 --scaling.nodes
 --scaling.plan-device
+--scaling.preflight
 --scaling.start-timeout-s
 --scaling.workers
 --seed

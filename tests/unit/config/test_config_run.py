@@ -56,7 +56,7 @@ from raydist.testing.configs import small_config
         ("checkpoint.max_abandoned", 0, r"checkpoint\.max_abandoned=0"),
         ("scaling.workers", 0, r"scaling\.workers=0"),
         ("scaling.cpus_per_worker", 0.0, r"scaling\.cpus_per_worker=0\.0"),
-        ("scaling.nodes", 2, r"scaling\.nodes and scaling\.gpus_per_node go together"),
+        ("scaling.nodes", 2, r"scaling\.nodes=2 without scaling\.gpus_per_node"),
         ("scaling.start_timeout_s", -1.0, r"scaling\.start_timeout_s=-1\.0"),
         ("network.master_port", 80, r"network\.master_port=80 is not in \[1024, 65535\]"),
         ("network.master_port", 65536, r"network\.master_port=65536"),
