@@ -23,9 +23,23 @@ def _ckpt(arguments: Sequence[str]) -> int:
     return ckpt.run(arguments)
 
 
+def _cluster(arguments: Sequence[str]) -> int:
+    from raydist.cli import cluster
+
+    return cluster.run(arguments)
+
+
+def _doctor(arguments: Sequence[str]) -> int:
+    from raydist.cli import doctor
+
+    return doctor.run(arguments)
+
+
 COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "submit": ("submit a job, follow it, end with its exit status", _submit),
     "ckpt": ("list and verify a run's checkpoints", _ckpt),
+    "doctor": ("is this cluster fit to train?", _doctor),
+    "cluster": ("start a cluster of several nodes on this machine", _cluster),
 }
 
 

@@ -7,12 +7,13 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from raydist.errors import ConfigError
+from raydist.errors import ConfigError, nearest_multiples
 
 Strategy = Literal["ddp", "zero3"]
 Precision = Literal["fp32", "bf16"]
 ResumeMode = Literal["never", "auto", "must"]
 Device = Literal["none", "cpu"]
+NetworkDebug = Literal["off", "info", "trace"]
 
 
 def _require_positive(section: str, **values: float | None) -> None:
@@ -195,15 +196,21 @@ class ScalingConfig:
     cpu_workers: int = 2
     """Ranks when there is no GPU and workers is None."""
     nodes: int | None = None
-    """Nodes; nodes x gpus_per_node is another way to say workers, placed as tightly as fits."""
+    """Nodes that each hold the same number of ranks: gpus_per_node, or workers / nodes."""
     gpus_per_node: int | None = None
-    """GPUs on each of the nodes."""
+    """GPUs, and so ranks, on each of the nodes."""
     gpus_per_worker: int = 1
     """GPUs of one rank; one rank drives one GPU, so only 1 is accepted."""
     cpus_per_worker: float | None = None
     """CPUs reserved by each rank; None derives it from the nodes' CPUs."""
     accelerator_type: str | None = None
     """Accelerator that nodes must have, as Ray names it (`H100`, `A100-80G`)."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """Ray label selector that every node of the run must match (`market-type on-demand`)."""
+    exclude_nodes: tuple[str, ...] = ()
+    """Nodes to leave out, by name, address or Ray node id."""
+    preflight: bool = True
+    """Whether nodes are compared and the network between them is tried before step 0."""
     plan_device: str = "cpu"
     """Accelerator that --dry-run plans for (`H100-80G`); `cpu` is the host."""
     start_timeout_s: float = 300.0
@@ -228,10 +235,22 @@ class ScalingConfig:
                 way_out=f"Use scaling.workers={workers * self.gpus_per_worker} "
                 "with scaling.gpus_per_worker=1.",
             )
-        if (self.nodes is None) != (self.gpus_per_node is None):
+        if self.nodes is None and self.gpus_per_node is not None:
             raise ConfigError(
-                problem="scaling.nodes and scaling.gpus_per_node go together; one is missing.",
-                way_out="Set both, or set scaling.workers.",
+                problem=f"scaling.gpus_per_node={self.gpus_per_node} without scaling.nodes.",
+                way_out="Set scaling.nodes too, or set scaling.workers alone.",
+            )
+        if self.nodes and not self.gpus_per_node and (self.workers or 0) % self.nodes:
+            below, above = nearest_multiples(self.workers or 0, self.nodes)
+            raise ConfigError(
+                problem=f"scaling.workers={self.workers} ranks do not spread evenly over "
+                f"scaling.nodes={self.nodes}.",
+                way_out=f"Set scaling.workers to {f'{below} or ' if below else ''}{above}.",
+            )
+        if self.nodes and not self.gpus_per_node and not self.workers:
+            raise ConfigError(
+                problem=f"scaling.nodes={self.nodes} without scaling.gpus_per_node.",
+                way_out="Set scaling.gpus_per_node, or scaling.workers for ranks on CPUs.",
             )
         if self.nodes and self.gpus_per_node and self.workers not in (None, self.planned_workers):
             raise ConfigError(
@@ -253,15 +272,21 @@ class NetworkConfig:
     """How ranks reach each other; None everywhere lets raydist choose."""
 
     interface: str | None = None
-    """Interface on every node whose GLOO_SOCKET_IFNAME is not set; None takes the one that carries
-    the node's address."""
+    """Interface on every node whose GLOO_SOCKET_IFNAME is not set; None takes the fastest network
+    that all nodes share."""
+    node_interfaces: dict[str, str] = field(default_factory=dict)
+    """Interface by node (name, address or Ray node id), over `interface`."""
     master_port: int | None = None
     """Port of the rendezvous store on rank 0's node; None lets rank 0 bind a free one."""
     timeout_s: float = 600.0
     """Time limit of one collective, for every process group."""
+    reach_timeout_s: float = 5.0
+    """How long one node may take to answer another before it counts as unreachable."""
+    debug: NetworkDebug = "off"
+    """info: NCCL says what it chose; trace: also torch's flight recorder, dumped on a timeout."""
 
     def __post_init__(self) -> None:
-        _require_positive("network", timeout_s=self.timeout_s)
+        _require_positive("network", timeout_s=self.timeout_s, reach_timeout_s=self.reach_timeout_s)
         if self.master_port is not None and not 1024 <= self.master_port <= 65535:
             raise ConfigError(
                 problem=f"network.master_port={self.master_port} is not in [1024, 65535].",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import tempfile
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from raydist.errors import ClusterError
-from raydist.launch.placement import ClusterView
+from raydist.launch.placement import ClusterView, NodeType, NodeView
 
 _REACH_TIMEOUT_S = 5.0
 _HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
@@ -112,11 +113,18 @@ def _speaks_http2(peer: socket.socket) -> bool:
 
 
 @contextmanager
-def connected(address: str | None, *, start_timeout_s: float) -> Iterator[None]:
+def connected(
+    address: str | None, *, start_timeout_s: float, with_output: bool = True
+) -> Iterator[None]:
     """Join the cluster at ``address``, or run one on this machine for as long as this lasts.
 
     Ray Train is imported while Ray's own processes start. A worker group that is started again may
     wait for its nodes as long as the first.
+
+    Args:
+        address: From ``cluster_address``.
+        start_timeout_s: How long nodes may take to come.
+        with_output: Whether what workers print is printed here.
 
     Raises:
         ClusterError: The cluster cannot be joined.
@@ -145,10 +153,11 @@ def connected(address: str | None, *, start_timeout_s: float) -> Iterator[None]:
                     address="local",
                     include_dashboard=False,
                     logging_level=logging.ERROR,
+                    log_to_driver=with_output,
                     _temp_dir=folder,
                 )
             else:
-                ray.init(address=address, logging_level=logging.ERROR)
+                ray.init(address=address, logging_level=logging.ERROR, log_to_driver=with_output)
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
             raise ClusterError(
                 problem=f"The Ray cluster at {address or 'this machine'} cannot be joined: "
@@ -168,11 +177,33 @@ def view() -> ClusterView:
     from ray._private.state import state
 
     total = ray.cluster_resources()
+    config = state.get_cluster_config()
+    types = [
+        NodeType(
+            resources=dict(group.resources),
+            max_count=math.inf if group.max_count < 0 else group.max_count,
+        )
+        for group in (config.node_group_configs if config else ())
+    ]
     limits = state.get_max_resources_from_cluster_config() or {}
     could = {name: max(total.get(name, 0), limits.get(name, 0)) for name in total | limits}
-    nodes = tuple(node["Resources"] for node in ray.nodes() if node["Alive"])
+    nodes = [
+        NodeView(
+            node_id=node["NodeID"],
+            name=node["NodeManagerHostname"],
+            address=node["NodeManagerAddress"],
+            resources=node["Resources"],
+            labels=node.get("Labels") or {},
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
     return ClusterView(
-        total=total, free=ray.available_resources(), could_scale_to=could, nodes=nodes
+        total=total,
+        free=ray.available_resources(),
+        could_scale_to=could,
+        nodes=nodes,
+        node_types=types,
     )
 
 
@@ -182,6 +213,20 @@ def short_folder() -> str | None:
     Ray puts unix sockets below it, whose paths have 107 bytes at most.
     """
     return None if len(tempfile.gettempdir()) <= 30 else "/tmp"
+
+
+def session_folder() -> str:
+    """Return where this node's Ray keeps its own files.
+
+    Raises:
+        ClusterError: This process is not connected to Ray.
+    """
+    import ray._private.worker
+
+    node = ray._private.worker._global_node
+    if node is None:
+        raise ClusterError(problem="This process is not connected to Ray.")
+    return node.get_session_dir_path()
 
 
 def _import_train() -> None:

@@ -10,7 +10,10 @@ import time
 from typing import Any, ClassVar
 
 import ray
+from ray.exceptions import RayActorError
 from ray.train import FailureConfig
+from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
+from ray.train.v2._internal.execution.context import DistributedContext
 from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2._internal.execution.failure_handling import FailureDecision, FailurePolicy
 from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
@@ -30,7 +33,9 @@ from ray.train.v2.api.exceptions import (
 from raydist.errors import FailureKind, RankFailedError, RaydistError, WorkerLostError
 from raydist.fault import RankReport, decide
 from raydist.launch.backend import RaydistConfig
+from raydist.launch.early_group import EarlyGroup, reserve, start_workers
 from raydist.launch.events import write_event
+from raydist.launch.ranking import WorkerPlace, order_workers, rank_worlds
 
 _HEAR_ALL_S, _HEAR_AGAIN_S = 2.0, 0.1
 
@@ -46,32 +51,55 @@ class AdoptingWorkerGroup(WorkerGroup):
         finally:
             AdoptingWorkerGroup._adopted = True  # In this controller's process.
 
-    def _early(self) -> Any:
+    @property
+    def _config(self) -> RaydistConfig:
         config = self._train_run_context.backend_config
-        if self._adopted or not isinstance(config, RaydistConfig):
-            return None
-        return config.early_group
+        if not isinstance(config, RaydistConfig):
+            raise TypeError(f"a RaydistConfig was expected, not {type(config).__name__}")
+        return config
+
+    def _early(self) -> EarlyGroup | None:
+        return None if self._adopted else self._config.early_group
 
     def _create_placement_group(self, scaling_config: Any, worker_group_context: Any) -> Any:
         early = self._early()
-        if early is None:
-            return super()._create_placement_group(scaling_config, worker_group_context)
-        return DefaultPlacementGroupHandle(early.placement_group)
+        group = early.placement_group if early else reserve(self._config.placement)
+        return DefaultPlacementGroupHandle(group)
 
     def _create_workers(
         self, num_workers: int, placement_group: Any, resources_per_worker: Any, **rest: Any
     ) -> list[Worker]:
-        early = self._early()
-        if early is None or len(early.actors) != num_workers:
-            return super()._create_workers(
-                num_workers, placement_group, resources_per_worker, **rest
+        placement, early = self._config.placement, self._early()
+        if early is not None:
+            actors = early.actors
+        else:
+            actors = start_workers(
+                placement,
+                placement_group,
+                with_deepspeed=self._config.with_deepspeed,
+                worker_class=self._worker_cls,
+                runtime_env=self._get_worker_runtime_env(
+                    custom_runtime_env=self._train_run_context.run_config.worker_runtime_env or {}
+                ),
             )
-        facts = ray.get([actor.get_metadata.remote() for actor in early.actors])
+        try:
+            facts = ray.get([actor.get_metadata.remote() for actor in actors])
+        except RayActorError as error:
+            for actor in actors:
+                ray.kill(actor)
+            raise WorkerGroupStartupFailedError(
+                f"A worker died while it started: {error}"
+            ) from error
         workers = [
-            Worker(actor, fact, resources_per_worker, placement_group_bundle_index=index)
-            for index, (actor, fact) in enumerate(zip(early.actors, facts, strict=True))
+            Worker(
+                actor,
+                fact,
+                resources_per_worker,
+                placement_group_bundle_index=placement.bundle_of(index),
+            )
+            for index, (actor, fact) in enumerate(zip(actors, facts, strict=True))
         ]
-        return WorkerGroup._assign_worker_ranks(workers)
+        return _ranked(workers)
 
     def poll_status(self, timeout: float | None = None) -> WorkerGroupPollStatus:
         """Poll; where a rank's code has failed, let the others say the same first.
@@ -85,6 +113,30 @@ class AdoptingWorkerGroup(WorkerGroup):
             time.sleep(_HEAR_AGAIN_S)
             status = super().poll_status(timeout)
         return status
+
+
+def _ranked(workers: list[Worker]) -> list[Worker]:
+    """Return the workers in rank order, each with its place."""
+    places = [
+        WorkerPlace(
+            node_id=w.metadata.node_id,
+            bundle=w.placement_group_bundle_index or 0,
+            gpu_ids=tuple(str(gpu) for gpu in w.metadata.accelerator_ids.get("GPU", ())),
+        )
+        for w in workers
+    ]
+    order = order_workers(places)
+    ordered = [workers[index] for index in order]
+    worlds = rank_worlds([places[index].node_id for index in order])
+    for worker, world in zip(ordered, worlds, strict=True):
+        worker.distributed_context = DistributedContext(
+            world_rank=world.rank,
+            world_size=world.world_size,
+            local_rank=world.local_rank,
+            local_world_size=world.local_world_size,
+            node_rank=world.node_rank,
+        )
+    return ordered
 
 
 def _is_half_heard(status: WorkerGroupPollStatus) -> bool:

@@ -4,11 +4,12 @@
 Ray Train starts its controller, then its placement group, then its workers, one after the
 other, and each imports for seconds. Here the driver reserves the placement group and starts
 the same worker actors at once; the first worker group adopts them. Later groups (after a
-failure) are Ray Train's own.
+failure) are made the same way by the controller.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,27 +31,44 @@ class EarlyGroup:
     actors: list[Any]
 
 
-def start_early_group(
-    placement: Placement,
-    *,
-    strategy: str,
-    label_selector: list[dict[str, str]],
-    with_deepspeed: bool,
-) -> EarlyGroup:
-    """Reserve the bundles and start one worker in each; returns without waiting."""
-    group = placement_group(
-        [placement.resources_per_worker] * placement.workers,
-        strategy=strategy,
-        bundle_label_selector=label_selector,
+def reserve(placement: Placement) -> PlacementGroup:
+    """Ask Ray for the bundles; returns without waiting."""
+    bundles = placement.bundles
+    return placement_group(
+        bundles,
+        strategy=placement.strategy,
+        bundle_label_selector=[placement.labels] * len(bundles),
     )
-    worker = ray.remote(**bundle_to_remote_args(placement.resources_per_worker))(RayTrainWorker)
+
+
+def start_workers(
+    placement: Placement,
+    group: PlacementGroup,
+    *,
+    with_deepspeed: bool,
+    worker_class: type = RayTrainWorker,
+    runtime_env: dict[str, Any] | None = None,
+) -> list[Any]:
+    """Start one worker actor for each rank in its bundle; returns without waiting."""
+    options: dict[str, Any] = bundle_to_remote_args(placement.resources_per_worker)
+    if runtime_env is not None:
+        options["runtime_env"] = runtime_env
+    remote: Callable[..., Any] = ray.remote(**options)
+    worker = remote(worker_class)
     actors = []
     for index in range(placement.workers):
         actor = worker.options(
             scheduling_strategy=PlacementGroupSchedulingStrategy(
-                placement_group=group, placement_group_bundle_index=index
+                placement_group=group, placement_group_bundle_index=placement.bundle_of(index)
             )
         ).remote()
         actor.execute.remote(ray_rank.preload, with_deepspeed)
         actors.append(actor)
+    return actors
+
+
+def start_early_group(placement: Placement, *, with_deepspeed: bool) -> EarlyGroup:
+    """Reserve the bundles and start one worker in each; returns without waiting."""
+    group = reserve(placement)
+    actors = start_workers(placement, group, with_deepspeed=with_deepspeed)
     return EarlyGroup(placement_group=group, actors=actors)

@@ -75,7 +75,7 @@ def run_on_ray(job: Job, request: Request) -> RunResult:
                 f"{batch.global_batch_size} = {placement.workers} ranks x "
                 f"{batch.micro_batch_size} x {batch.gradient_accumulation_steps} accumulation"
             )
-            early = _start_workers(prepared, placement)
+            early = _start_workers(placement, config.strategy)
             _wait_for_workers(early, placement, config.scaling.start_timeout_s, console)
             has_begun = True
             if not prepared.source.is_prepared:
@@ -93,18 +93,10 @@ def run_on_ray(job: Job, request: Request) -> RunResult:
     return result
 
 
-def _start_workers(prepared: Prepared, placement: Placement) -> EarlyGroup:
+def _start_workers(placement: Placement, strategy: str) -> EarlyGroup:
     from raydist.launch.early_group import start_early_group
 
-    scaling = prepared.config.scaling
-    wanted = scaling.accelerator_type
-    labels = {"ray.io/accelerator-type": wanted} if wanted else {}
-    return start_early_group(
-        placement,
-        strategy="PACK",
-        label_selector=[labels] * placement.workers,
-        with_deepspeed=prepared.config.strategy == "zero3",
-    )
+    return start_early_group(placement, with_deepspeed=strategy == "zero3")
 
 
 def _prepare_corpus(prepared: Prepared, console: Console, clock: SystemClock) -> None:
@@ -183,12 +175,13 @@ def _fit(
             network=config.network,
             with_deepspeed=config.strategy == "zero3",
             early_group=early,
+            placement=placement,
+            preflight=config.scaling.preflight,
         ),
         scaling_config=ScalingConfig(
             num_workers=placement.workers,
             use_gpu=placement.uses_gpus,
             resources_per_worker=placement.resources_per_worker,
-            accelerator_type=config.scaling.accelerator_type,
         ),
         run_config=RunConfig(
             name=driver,

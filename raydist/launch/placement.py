@@ -1,15 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many ranks, with what, and whether the cluster can ever hold them. Pure but for the view."""
+"""How many ranks, with what, on which nodes, and whether the cluster can ever hold them. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from raydist.config import ScalingConfig
 from raydist.errors import CapacityError, ConfigError
-from raydist.world import World
+
+NODE_ID_LABEL = "ray.io/node-id"
+_ACCELERATOR_LABEL = "ray.io/accelerator-type"
+_ACCELERATOR_RESOURCE = "accelerator_type:"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeView:
+    """One living node: who it is and what it has in all, busy or free."""
+
+    node_id: str = ""
+    name: str = ""
+    address: str = ""
+    resources: Mapping[str, float]
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeType:
+    """A kind of node that the autoscaler adds, and how many there can be at once."""
+
+    resources: Mapping[str, float]
+    max_count: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,25 +41,54 @@ class ClusterView:
     total: Mapping[str, float]
     free: Mapping[str, float]
     could_scale_to: Mapping[str, float]
-    nodes: Sequence[Mapping[str, float]]
+    nodes: Sequence[NodeView]
+    node_types: Sequence[NodeType] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """Ranks and the resources that each reserves."""
+    """Ranks, the resources that each reserves, and where.
+
+    Fields:
+        workers_per_node: So many on each of `workers / workers_per_node` nodes, exactly; None
+            packs them as tightly as fits.
+        labels: Ray label selector that every node of the run matches.
+    """
 
     workers: int
     resources_per_worker: dict[str, float]
+    workers_per_node: int | None = None
+    labels: dict[str, str] = field(default_factory=dict)
 
     @property
     def uses_gpus(self) -> bool:
         """Whether each rank drives a GPU."""
         return "GPU" in self.resources_per_worker
 
+    @property
+    def strategy(self) -> str:
+        """Ray's placement strategy for the bundles."""
+        return "STRICT_SPREAD" if self.workers_per_node else "PACK"
+
+    @property
+    def bundles(self) -> list[dict[str, float]]:
+        """What Ray is asked to reserve: a bundle a rank, or a bundle a node."""
+        if not self.workers_per_node:
+            return [dict(self.resources_per_worker)] * self.workers
+        each = {k: v * self.workers_per_node for k, v in self.resources_per_worker.items()}
+        return [each] * (self.workers // self.workers_per_node)
+
+    def bundle_of(self, worker: int) -> int:
+        """Return the bundle that a worker, counted from 0, lives in."""
+        return worker // (self.workers_per_node or 1)
+
     def describe(self) -> str:
-        """Return the bundles in words."""
-        each = ", ".join(f"{v:g} {k}" for k, v in self.resources_per_worker.items())
-        return f"{self.workers} x [{each}]"
+        """Return ranks and bundles in words."""
+        text = f"{self.workers} x {_amounts(self.resources_per_worker)}"
+        if self.workers_per_node:
+            num_nodes = self.workers // self.workers_per_node
+            text += f", {self.workers_per_node} on each of {num_nodes} nodes"
+        return text
 
 
 def plan_placement(scaling: ScalingConfig, view: ClusterView) -> Placement:
@@ -45,8 +96,12 @@ def plan_placement(scaling: ScalingConfig, view: ClusterView) -> Placement:
 
     Raises:
         CapacityError: More than the cluster can ever have; says asked, free, could-scale-to.
-        ConfigError: GPUs per node asked of a cluster without a GPU.
+        ConfigError: GPUs per node asked of a cluster without a GPU; an excluded node that is none.
     """
+    labels = dict(scaling.labels)
+    view, excluded = without_excluded(scaling.exclude_nodes, view)
+    if excluded:
+        labels[NODE_ID_LABEL] = f"!in({','.join(excluded)})"
     has_gpus = view.could_scale_to.get("GPU", 0) > 0
     if has_gpus:
         # Those that are there now; more only when the configuration asks for them.
@@ -62,11 +117,54 @@ def plan_placement(scaling: ScalingConfig, view: ClusterView) -> Placement:
         )
     else:
         workers = scaling.planned_workers or scaling.cpu_workers
-    each = scaling.cpus_per_worker or _cpu_share(view, workers, has_gpus)
-    resources = {"CPU": each} | ({"GPU": 1.0} if has_gpus else {})
-    placement = Placement(workers=workers, resources_per_worker=resources)
+    if scaling.accelerator_type:
+        labels[_ACCELERATOR_LABEL] = scaling.accelerator_type
+    per_node = workers // scaling.nodes if scaling.nodes else None
+    each = scaling.cpus_per_worker or _cpu_share(view, workers, per_node, has_gpus)
+    placement = Placement(
+        workers=workers,
+        resources_per_worker={"CPU": each} | ({"GPU": 1.0} if has_gpus else {}),
+        workers_per_node=per_node,
+        labels=labels,
+    )
     _check_capacity(placement, view)
     return placement
+
+
+def without_excluded(names: Sequence[str], view: ClusterView) -> tuple[ClusterView, list[str]]:
+    """Leave out nodes by name, address or node id; also return their node ids.
+
+    Raises:
+        ConfigError: A name that no node has.
+    """
+    excluded: list[NodeView] = []
+    for name in names:
+        found = [n for n in view.nodes if name in (n.name, n.address, n.node_id)]
+        if not found:
+            known = ", ".join(sorted(f"{n.name} ({n.address})" for n in view.nodes))
+            raise ConfigError(
+                problem=f"No node to exclude is called {name!r}; there are {known}.",
+                way_out="Give a node's name, address or Ray node id.",
+            )
+        excluded += found
+    if not excluded:
+        return view, []
+
+    def less(amounts: Mapping[str, float]) -> dict[str, float]:
+        gone: Counter[str] = Counter()
+        for node in excluded:
+            gone.update(node.resources)
+        return {k: max(0.0, v - gone.get(k, 0)) for k, v in amounts.items()}
+
+    ids = list(dict.fromkeys(n.node_id for n in excluded))
+    view = replace(
+        view,
+        total=less(view.total),
+        free=less(view.free),
+        could_scale_to=less(view.could_scale_to),
+        nodes=[n for n in view.nodes if n.node_id not in ids],
+    )
+    return view, ids
 
 
 def _check_capacity(placement: Placement, view: ClusterView) -> None:
@@ -76,26 +174,62 @@ def _check_capacity(placement: Placement, view: ClusterView) -> None:
         CapacityError: They cannot.
     """
     workers, resources = placement.workers, placement.resources_per_worker
-    fitting = sum(
-        min(int(node.get(name, 0) // amount) for name, amount in resources.items())
-        for node in view.nodes
-    )
     can_grow = any(view.could_scale_to.get(n, 0) > view.total.get(n, 0) for n in resources)
     for name in sorted(resources, reverse=True):
         asked, limit = resources[name] * workers, view.could_scale_to.get(name, 0)
-        is_short = asked > limit
-        if is_short or (name == "CPU" and fitting < workers and not can_grow):
-            what = "" if is_short else f"Only {fitting} of {placement.describe()} fit the nodes: "
-            lower = f"ower scaling.workers={workers}"
-            if name == "CPU":
-                lower += f" or scaling.cpus_per_worker={resources[name]:g}"
+        if asked > limit:
             raise CapacityError(
                 resource=name,
                 asked=asked,
                 free=view.free.get(name, 0),
                 could_scale_to=limit,
-                way_out=f"{what}{'l' if what else 'L'}{lower}, or add nodes.",
+                way_out=f"Lower {_to_lower(placement, name)}, or add nodes.",
             )
+    bundle, wanted = placement.bundles[0], len(placement.bundles)
+    most_on_one = 1 if placement.workers_per_node else wanted
+    fitting = sum(_fitting(bundle, node.resources, most_on_one) for node in view.nodes)
+    could_fit = sum(
+        _fitting(bundle, kind.resources, most_on_one) * kind.max_count for kind in view.node_types
+    )
+    if max(fitting, could_fit) >= wanted or (can_grow and not view.node_types):
+        return
+    if placement.workers_per_node:
+        raise CapacityError(
+            resource=f"nodes with {_amounts(bundle)} each",
+            asked=wanted,
+            free=fitting,
+            could_scale_to=max(fitting, could_fit),
+            way_out=f"Lower {_to_lower(placement, 'CPU')}, or add nodes.",
+        )
+    raise CapacityError(
+        resource="CPU",
+        asked=resources["CPU"] * workers,
+        free=view.free.get("CPU", 0),
+        could_scale_to=view.could_scale_to.get("CPU", 0),
+        way_out=f"Only {max(fitting, could_fit):g} of {placement.describe()} fit the nodes: "
+        f"lower {_to_lower(placement, 'CPU')}, or add nodes.",
+    )
+
+
+def _fitting(bundle: Mapping[str, float], resources: Mapping[str, float], most: int) -> int:
+    return min(most, *(int(resources.get(k, 0) // v) for k, v in bundle.items() if v))
+
+
+def _to_lower(placement: Placement, resource: str) -> str:
+    """Return the configuration keys that decide how much is asked."""
+    keys = f"scaling.workers={placement.workers}"
+    if placement.workers_per_node:
+        keys = (
+            f"scaling.nodes={placement.workers // placement.workers_per_node} or the "
+            f"{placement.workers_per_node} ranks on each"
+        )
+    if resource == "CPU":
+        keys += f" or scaling.cpus_per_worker={placement.resources_per_worker['CPU']:g}"
+    return keys
+
+
+def _amounts(resources: Mapping[str, float]) -> str:
+    return f"[{', '.join(f'{v:g} {k}' for k, v in resources.items())}]"
 
 
 def _gpus_now(scaling: ScalingConfig, view: ClusterView) -> float:
@@ -104,11 +238,12 @@ def _gpus_now(scaling: ScalingConfig, view: ClusterView) -> float:
     Raises:
         ConfigError: None is of that type, and the cluster cannot grow.
     """
-    prefix = "accelerator_type:"
+    prefix = _ACCELERATOR_RESOURCE
     wanted = f"{prefix}{scaling.accelerator_type}" if scaling.accelerator_type else None
-    count = sum(n.get("GPU", 0) for n in view.nodes if wanted is None or wanted in n)
+    nodes = [n.resources for n in view.nodes]
+    count = sum(n.get("GPU", 0) for n in nodes if wanted is None or wanted in n)
     if not count and wanted and view.could_scale_to["GPU"] <= view.total.get("GPU", 0):
-        types = sorted({k.removeprefix(prefix) for n in view.nodes for k in n if prefix in k})
+        types = sorted({k.removeprefix(prefix) for n in nodes for k in n if prefix in k})
         raise ConfigError(
             problem=f"scaling.accelerator_type={scaling.accelerator_type}, and no node has one; "
             f"there are {', '.join(types) or 'none with a type'}.",
@@ -117,41 +252,21 @@ def _gpus_now(scaling: ScalingConfig, view: ClusterView) -> float:
     return count
 
 
-def _cpu_share(view: ClusterView, workers: int, has_gpus: bool) -> float:
+def _cpu_share(view: ClusterView, workers: int, per_node: int | None, has_gpus: bool) -> float:
     """Return the whole CPUs a rank may have, so that all ranks fit node by node.
 
     With GPUs it is a GPU's share on the node that has fewest for each, one CPU of the node left
     for others; without, the most that places all ranks on the nodes that are there.
     """
+    nodes = [n.resources for n in view.nodes]
     if has_gpus:
-        shares = [int((n.get("CPU", 0) - 1) // n["GPU"]) for n in view.nodes if n.get("GPU")]
+        shares = [int((n.get("CPU", 0) - 1) // n["GPU"]) for n in nodes if n.get("GPU")]
         return float(max(1, min(shares, default=1)))
-    cpus = [int(node.get("CPU", 0)) for node in view.nodes]
+    cpus = [int(node.get("CPU", 0)) for node in nodes]
+    if per_node:
+        enough = sorted(cpus, reverse=True)[: workers // per_node]
+        return float(max(1, min(enough, default=1) // per_node))
     share = max(cpus, default=1)
     while share > 1 and sum(have // share for have in cpus) < workers:
         share -= 1
     return float(max(1, share))
-
-
-def rank_worlds(node_of_rank: Sequence[str]) -> list[World]:
-    """Return each rank's World from the Ray node id of each rank, in rank order.
-
-    Local ranks count the ranks of one Ray node, whatever host or address it has.
-    """
-    nodes = list(dict.fromkeys(node_of_rank))
-    sizes = Counter(node_of_rank)
-    seen: Counter[str] = Counter()
-    worlds = []
-    for rank, node in enumerate(node_of_rank):
-        worlds.append(
-            World(
-                world_size=len(node_of_rank),
-                rank=rank,
-                local_world_size=sizes[node],
-                local_rank=seen[node],
-                num_nodes=len(nodes),
-                node_rank=nodes.index(node),
-            )
-        )
-        seen[node] += 1
-    return worlds

@@ -15,6 +15,7 @@ import socket
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +30,9 @@ from raydist.errors import (
     RankUnreachableError,
     RaydistError,
 )
+from raydist.launch.cluster import session_folder
 from raydist.launch.events import RowReporter, write_event
-from raydist.network import choose_interface, list_interfaces, network_environment
+from raydist.network import NodeChoice, NodeNetwork, network_environment
 from raydist.world import World
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PORT_WAIT_S = 5.0
+_MEET_TIMEOUT_S = 25.0  # Every rank is up and imported by then; a node that is not answers never.
 _REPORT_WAIT_S = 30.0
 
 _world: World | None = None
@@ -68,46 +71,71 @@ def preload(with_deepspeed: bool) -> None:
         gc.enable()
 
 
-def place_rank(world: World, network: NetworkConfig, with_deepspeed: bool) -> dict[str, Any]:
-    """Place this worker: its interface, its variables, its threads. Returns facts to show.
+def where_am_i() -> tuple[str, tuple[str, ...]]:
+    """Return this worker's Ray node id and the GPUs it was given."""
+    context = ray.get_runtime_context()
+    gpus = context.get_accelerator_ids().get("GPU", [])
+    return context.get_node_id(), tuple(str(gpu) for gpu in gpus)
+
+
+def placed_world() -> World:
+    """Return the place that ``place_rank`` gave this worker.
 
     Raises:
-        ClusterError: The interface is not usable.
+        ClusterError: It did not.
+    """
+    if _world is None:
+        raise ClusterError(problem="The worker was not placed before it was to work.")
+    return _world
+
+
+def place_rank(
+    world: World,
+    choice: NodeChoice,
+    node: NodeNetwork,
+    network: NetworkConfig,
+    gpus_of_node: Sequence[str],
+) -> dict[str, Any]:
+    """Place this worker: its devices, its interface, its variables, its threads.
+
+    Returns:
+        Facts to show.
     """
     global _world
     _world = world
-    preload(with_deepspeed)
-    from raydist.train.environment import set_num_threads
+    if gpus_of_node:
+        # All of the node's, so that neighbours reach each other's; rank order is theirs.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus_of_node)
+    from raydist.train.environment import quiet_libraries, select_accelerator, set_num_threads
 
-    host = socket.gethostname()
-    choice = choose_interface(
-        list_interfaces(),
-        node=host,
-        node_address=_node_address(),
+    select_accelerator()  # Before torch.
+    quiet_libraries()
+    import torch
+
+    implied = network_environment(
+        choice,
+        node,
         num_nodes=world.num_nodes,
-        environment=os.environ,
-        override=network.interface,
+        backend="nccl" if torch.cuda.is_available() else "gloo",
+        debug=network.debug,
     )
-    os.environ.update(
-        network_environment(choice, num_nodes=world.num_nodes, environment=os.environ)
-    )
-    gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+    os.environ.update(implied.values)
+    for line in implied.explain():
+        logger.info("rank %d: %s", world.rank, line)
     return {
         "rank": world.rank,
-        "host": host,
+        "host": choice.node,
         "pid": os.getpid(),
-        "device": f"GPU {gpus[0]}" if gpus else "CPU",
+        "device": f"GPU {gpus_of_node[world.local_rank]}" if gpus_of_node else "CPU",
         "threads": set_num_threads(),
         "interface": choice.interface,
         "address": choice.address,
-        "reason": choice.reason,
+        "reason": choice.short_source,
+        "notes": [
+            *(f"{key}={value} is kept from the node" for key, value in implied.kept.items()),
+            *implied.warnings,
+        ],
     }
-
-
-def _node_address() -> str:
-    """Return the address by which the cluster knows this node."""
-    node_id = ray.get_runtime_context().get_node_id()
-    return next(n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] == node_id)
 
 
 def bind_store(world_address: str, network: NetworkConfig) -> tuple[str, int]:
@@ -130,7 +158,7 @@ def bind_store(world_address: str, network: NetworkConfig) -> tuple[str, int]:
                 network.master_port or 0,
                 is_master=True,
                 wait_for_workers=False,
-                timeout=timedelta(seconds=network.timeout_s),
+                timeout=timedelta(seconds=_MEET_TIMEOUT_S),
             )
             break
         except dist.DistNetworkError as error:
@@ -166,7 +194,7 @@ def join_group(
     if world.rank != 0:
         try:
             store = TCPStore(
-                address, port, is_master=False, timeout=timedelta(seconds=network.timeout_s)
+                address, port, is_master=False, timeout=timedelta(seconds=_MEET_TIMEOUT_S)
             )
         except dist.DistError as error:
             raise RankUnreachableError(
@@ -179,18 +207,27 @@ def join_group(
         device=choose_device(world),
         store=store,
         timeout_s=network.timeout_s,
+        meet_timeout_s=_MEET_TIMEOUT_S,
         with_deepspeed=with_deepspeed,
     )
 
 
+def say(text: str) -> None:
+    """Show one line to the user."""
+    write_event("say", text)
+
+
 def say_ranks(facts: list[dict[str, Any]]) -> None:
-    """Show one line per rank: where it is and how it talks."""
+    """Show one line per rank: where it is and how it talks; and what is odd about a node, once."""
     for fact in facts:
         write_event(
             "say",
             "rank {rank}: {host} (pid {pid}), {device}, {threads} threads, {interface} "
             "{address} ({reason})".format(**fact),
         )
+    notes = {(fact["host"], note): None for fact in facts for note in fact["notes"]}
+    for host, note in notes:
+        write_event("say", f"{host}: {note}")
 
 
 def leave_group() -> None:
@@ -214,9 +251,8 @@ def train_rank(settings: dict[str, Any]) -> None:
     from raydist.train.rendezvous import TorchGroup, choose_device
 
     task: RankTask = settings["task"]
-    if _world is None:
-        raise ClusterError(problem="The worker was not placed before its train function ran.")
-    is_main = _world.is_main
+    world = placed_world()
+    is_main = world.is_main
     last_step: list[int] = []
     reporter = RowReporter(
         task.config, SystemClock(), lambda event: write_event("row", event.to_json_dict())
@@ -231,8 +267,8 @@ def train_rank(settings: dict[str, Any]) -> None:
     try:
         run_rank(
             task,
-            _world,
-            device=choose_device(_world),
+            world,
+            device=choose_device(world),
             group=TorchGroup(task.config.network.timeout_s),
             hooks=Hooks(
                 row=row, say=lambda text: write_event("say", text), committed=commits.committed
@@ -242,7 +278,7 @@ def train_rank(settings: dict[str, Any]) -> None:
         raise
     except Exception as error:
         step = last_step[0] + 1 if last_step else None
-        failure: RankFailedError = rank_failure(error, rank=_world.rank, step=step)
+        failure: RankFailedError = rank_failure(error, rank=world.rank, step=step)
         raise failure from None
     finally:
         commits.close()
@@ -283,23 +319,9 @@ class _CommitReporter:
                 ray.train.report(facts)
                 continue
             # Ends with the cluster: the rank may be killed before this block ends.
-            with tempfile.TemporaryDirectory(dir=_session_folder()) as folder:
+            with tempfile.TemporaryDirectory(dir=session_folder()) as folder:
                 Path(folder, "pointer.json").write_text(json.dumps(facts))
                 ray.train.report(facts, checkpoint=ray.train.Checkpoint.from_directory(folder))
-
-
-def _session_folder() -> str:
-    """Return where this node's Ray keeps its own files.
-
-    Raises:
-        ClusterError: Not in a Ray worker.
-    """
-    import ray._private.worker
-
-    node = ray._private.worker._global_node
-    if node is None:
-        raise ClusterError(problem="The worker is not connected to Ray.")
-    return node.get_session_dir_path()
 
 
 def _first_line(error: BaseException) -> str:

@@ -34,6 +34,7 @@ from raydist.train.engine import Engine
 from raydist.train.feed import BatchFeed
 from raydist.train.loop import TrainState, train
 from raydist.train.task import RankTask
+from raydist.train.time_limits import hold_time_limits
 from raydist.train.versions import versions
 from raydist.world import World, plan_batch
 
@@ -97,6 +98,7 @@ def run_rank(
         corpus = _open_corpus(task)
         rng.seed_everything(config.seed, world.rank)
         engine = _build_engine(task, plan, device)
+        _hold_time_limits(config, world, hooks)
         restored = _restore(store, group, attempt, engine)
         if restored is not None:
             _check_corpus(task, corpus, restored.manifest)
@@ -245,6 +247,17 @@ def _build_engine(task: RankTask, plan: Any, device: torch.device) -> Engine:
     from raydist.train.ddp import DdpEngine
 
     return DdpEngine(task.job, task.config, plan, device)
+
+
+def _hold_time_limits(config: RunConfig, world: World, hooks: Hooks) -> None:
+    """Once more, for the groups that came with the engine."""
+    timeout_s = config.network.timeout_s
+    num_groups = hold_time_limits(timeout_s)
+    if world.is_main:
+        hooks.say(
+            f"process groups: {num_groups}, each with network.timeout_s={timeout_s:g} s for a "
+            "collective"
+        )
 
 
 def _restore(

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from raydist.errors import ClusterError
+from raydist.errors import ClusterError, RankUnreachableError
+from raydist.train.time_limits import hold_time_limits
 from raydist.world import World
 
 logger = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ def join(
     store: Any,
     timeout_s: float,
     with_deepspeed: bool,
+    meet_timeout_s: float | None = None,
 ) -> None:
     """Build the process group and, for ZeRO, DeepSpeed's communication over it.
 
@@ -88,24 +90,36 @@ def join(
         world: This rank's place.
         device: Decides the backend: NCCL for CUDA, else gloo.
         timeout_s: Time limit of one collective.
+        meet_timeout_s: How long ranks may take to find each other; None allows ``timeout_s``.
         with_deepspeed: Whether DeepSpeed's communication is built on top.
         store: Rendezvous store (a torch TCPStore); None reads MASTER_ADDR and MASTER_PORT.
 
     Raises:
         ClusterError: DeepSpeed sees another world than the launcher built.
+        RankUnreachableError: The ranks did not find each other in time.
     """
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     backend = "nccl" if device.type == "cuda" else "gloo"
     options: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
     if not dist.is_initialized():
-        dist.init_process_group(
-            backend,
-            store=store,
-            rank=world.rank,
-            world_size=world.world_size,
-            timeout=timedelta(seconds=timeout_s),
-            **options,
-        )
+        try:
+            dist.init_process_group(
+                backend,
+                store=store,
+                rank=world.rank,
+                world_size=world.world_size,
+                timeout=timedelta(seconds=meet_timeout_s or timeout_s),
+                **options,
+            )
+        except RuntimeError as error:  # torch's network errors are among them.
+            raise RankUnreachableError(
+                problem=f"Rank {world.rank} did not find the other {world.world_size - 1} ranks "
+                f"over {os.environ.get('GLOO_SOCKET_IFNAME') or 'the default interface'}: "
+                f"{str(error).strip().splitlines()[0]}",
+                way_out="Check the network between the nodes with `raydist doctor`, or set "
+                "network.interface.",
+            ) from error
+        hold_time_limits(timeout_s)
     if not with_deepspeed:
         return
     import deepspeed

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import pytest
 
 from raydist.config import ScalingConfig
 from raydist.errors import CapacityError, ConfigError
-from raydist.launch.placement import ClusterView, plan_placement, rank_worlds
+from raydist.launch.placement import ClusterView, NodeType, NodeView, plan_placement
 
 
 def _view(
@@ -25,8 +26,28 @@ def _view(
         could_scale_to=resources(
             gpus if could_gpus is None else could_gpus, cpus if could_cpus is None else could_cpus
         ),
-        nodes=[resources(gpus / nodes, cpus / nodes)] * nodes,
+        nodes=[NodeView(resources=resources(gpus / nodes, cpus / nodes))] * nodes,
     )
+
+
+def _nodes(*resources: dict[str, float]) -> list[NodeView]:
+    return [
+        NodeView(node_id=f"id{n}", name=f"n{n}", address=f"10.0.0.{n}", resources=amounts)
+        for n, amounts in enumerate(resources, 1)
+    ]
+
+
+def _cluster(*resources: dict[str, float], node_types: list[NodeType] | None = None) -> ClusterView:
+    total: Counter[str] = Counter()
+    for amounts in resources:
+        total.update(amounts)
+    could = Counter(total)
+    for kind in node_types or []:
+        could.update({k: v * kind.max_count for k, v in kind.resources.items()})
+    return ClusterView(
+        total=total, free=total, could_scale_to=could, nodes=_nodes(*resources),
+        node_types=node_types or [],
+    )  # fmt: skip
 
 
 def test_placement_of_2_workers_on_8_gpus_reserves_exactly_2() -> None:
@@ -88,7 +109,76 @@ def test_placement_of_busy_gpus_is_accepted_to_be_waited_for() -> None:
 def test_placement_on_nodes_x_gpus_per_node_has_their_product_of_ranks() -> None:
     scaling = ScalingConfig(nodes=2, gpus_per_node=4)
     placement = plan_placement(scaling, _view(gpus=16, cpus=128, nodes=2))
-    assert placement.describe() == "8 x [7 CPU, 1 GPU]"
+    assert placement.describe() == "8 x [7 CPU, 1 GPU], 4 on each of 2 nodes"
+    assert placement.bundles == [{"CPU": 28.0, "GPU": 4.0}] * 2
+    assert placement.strategy == "STRICT_SPREAD"
+    assert [placement.bundle_of(worker) for worker in range(8)] == [0] * 4 + [1] * 4
+
+
+def test_placement_of_workers_alone_has_a_bundle_each_packed() -> None:
+    placement = plan_placement(ScalingConfig(workers=3), _view(gpus=8, cpus=64))
+    assert placement.bundles == [{"CPU": 7.0, "GPU": 1.0}] * 3
+    assert placement.strategy == "PACK"
+    assert [placement.bundle_of(worker) for worker in range(3)] == [0, 1, 2]
+
+
+def test_placement_of_cpu_ranks_over_nodes_puts_the_same_number_on_each() -> None:
+    view = _cluster({"CPU": 8}, {"CPU": 8}, {"CPU": 4}, {"CPU": 2})
+    placement = plan_placement(ScalingConfig(workers=6, nodes=3), view)
+    assert placement.describe() == "6 x [2 CPU], 2 on each of 3 nodes"
+
+
+def test_placement_on_more_nodes_than_have_the_gpus_is_refused_with_the_count() -> None:
+    # 16 GPUs in all, but 8 on one node: two nodes of 8 there are not.
+    view = _cluster({"GPU": 8, "CPU": 64}, {"GPU": 4, "CPU": 64}, {"GPU": 4, "CPU": 64})
+    with pytest.raises(CapacityError) as caught:
+        plan_placement(ScalingConfig(nodes=2, gpus_per_node=8), view)
+    assert str(caught.value) == (
+        "The run asks for 2 nodes with [56 CPU, 8 GPU] each; the cluster has 1 free and could "
+        "scale to 1.\n"
+        "  Lower scaling.nodes=2 or the 8 ranks on each or scaling.cpus_per_worker=7, or add nodes."
+    )
+
+
+def test_placement_on_nodes_that_the_autoscaler_can_add_is_accepted_up_to_its_limit() -> None:
+    kinds = [NodeType(resources={"GPU": 8, "CPU": 64}, max_count=3)]
+    view = _cluster({"CPU": 4}, node_types=kinds)
+    accepted = plan_placement(ScalingConfig(nodes=3, gpus_per_node=8, cpus_per_worker=7), view)
+    assert accepted.workers == 24
+    with pytest.raises(CapacityError):
+        plan_placement(ScalingConfig(nodes=4, gpus_per_node=8, cpus_per_worker=7), view)
+
+
+def test_placement_of_bundles_that_no_node_type_can_hold_is_refused_although_sums_suffice() -> None:
+    kinds = [NodeType(resources={"GPU": 4, "CPU": 32}, max_count=8)]
+    with pytest.raises(CapacityError, match="nodes with"):
+        plan_placement(
+            ScalingConfig(nodes=2, gpus_per_node=8), _cluster({"CPU": 4}, node_types=kinds)
+        )
+
+
+def test_placement_leaves_out_excluded_nodes_by_name_address_or_id() -> None:
+    view = _cluster({"GPU": 8, "CPU": 64}, {"GPU": 8, "CPU": 64}, {"GPU": 8, "CPU": 64})
+    for name in ("n2", "10.0.0.2", "id2"):
+        placement = plan_placement(ScalingConfig(exclude_nodes=(name,)), view)
+        assert placement.workers == 16
+        assert placement.labels == {"ray.io/node-id": "!in(id2)"}
+    with pytest.raises(CapacityError):
+        plan_placement(ScalingConfig(workers=24, exclude_nodes=("n2",)), view)
+
+
+def test_placement_excluding_a_node_that_is_not_there_names_those_that_are() -> None:
+    with pytest.raises(ConfigError, match=re.escape("n1 (10.0.0.1), n2 (10.0.0.2)")):
+        plan_placement(ScalingConfig(exclude_nodes=("n7",)), _cluster({"CPU": 8}, {"CPU": 8}))
+
+
+def test_placement_hands_labels_and_accelerator_type_to_every_bundle() -> None:
+    view = _cluster({"GPU": 8, "CPU": 64, "accelerator_type:H100": 1})
+    scaling = ScalingConfig(accelerator_type="H100", labels={"market-type": "spot"})
+    assert plan_placement(scaling, view).labels == {
+        "market-type": "spot",
+        "ray.io/accelerator-type": "H100",
+    }
 
 
 def test_placement_without_gpus_takes_cpu_workers() -> None:
@@ -138,37 +228,16 @@ def test_placement_of_gpus_on_a_cluster_without_any_is_refused_by_key(
         plan_placement(scaling, _view(cpus=64))
 
 
-def test_worlds_of_two_ray_nodes_on_one_host_count_local_ranks_by_node_id() -> None:
-    worlds = rank_worlds(["node-a", "node-a", "node-b", "node-b"])
-    assert [w.rank for w in worlds] == [0, 1, 2, 3]
-    assert [w.local_rank for w in worlds] == [0, 1, 0, 1]
-    assert [w.node_rank for w in worlds] == [0, 0, 1, 1]
-    assert {(w.world_size, w.num_nodes, w.local_world_size) for w in worlds} == {(4, 2, 2)}
-
-
-def test_worlds_of_uneven_and_mixed_nodes_are_counted_as_they_come() -> None:
-    worlds = rank_worlds(["b", "a", "b", "c", "b"])
-    assert [(w.node_rank, w.local_rank, w.local_world_size) for w in worlds] == [
-        (0, 0, 3), (1, 0, 1), (0, 1, 3), (2, 0, 1), (0, 2, 3),
-    ]  # fmt: skip
-    assert {w.num_nodes for w in worlds} == {3}
-
-
-def test_worlds_of_one_rank_are_one_world() -> None:
-    (world,) = rank_worlds(["only"])
-    assert (world.world_size, world.num_nodes, world.local_world_size) == (1, 1, 1)
-
-
 def test_placement_cpus_of_a_rank_are_not_those_of_a_head_without_gpus() -> None:
     view = ClusterView(
         total={"GPU": 8, "CPU": 72}, free={}, could_scale_to={"GPU": 8, "CPU": 72},
-        nodes=[{"CPU": 64}, {"GPU": 8, "CPU": 8}],
+        nodes=_nodes({"CPU": 64}, {"GPU": 8, "CPU": 8}),
     )  # fmt: skip
     assert plan_placement(ScalingConfig(), view).resources_per_worker == {"CPU": 1, "GPU": 1}
 
 
 def test_placement_of_an_accelerator_type_counts_its_gpus_alone() -> None:
-    nodes = [{"GPU": 8, "CPU": 64, "accelerator_type:H100": 1}, {"GPU": 4, "CPU": 64}]
+    nodes = _nodes({"GPU": 8, "CPU": 64, "accelerator_type:H100": 1}, {"GPU": 4, "CPU": 64})
     total = {"GPU": 12, "CPU": 128}
     view = ClusterView(total=total, free=total, could_scale_to=total, nodes=nodes)
     assert plan_placement(ScalingConfig(accelerator_type="H100"), view).workers == 8
@@ -176,7 +245,7 @@ def test_placement_of_an_accelerator_type_counts_its_gpus_alone() -> None:
 
 
 def test_placement_cpus_of_cpu_ranks_fit_node_by_node() -> None:
-    nodes = [{"CPU": 8}, {"CPU": 8}]
+    nodes = _nodes({"CPU": 8}, {"CPU": 8})
     total = {"CPU": 16}
     view = ClusterView(total=total, free=total, could_scale_to=total, nodes=nodes)
     # 16 / 3 = 5 each would place one rank a node, and the third nowhere.
@@ -187,7 +256,7 @@ def test_placement_cpus_of_cpu_ranks_fit_node_by_node() -> None:
 
 def test_placement_cpus_of_cpu_ranks_are_those_that_are_there_not_those_that_could_come() -> None:
     view = ClusterView(
-        total={"CPU": 8}, free={"CPU": 8}, could_scale_to={"CPU": 1000}, nodes=[{"CPU": 8}]
+        total={"CPU": 8}, free={"CPU": 8}, could_scale_to={"CPU": 1000}, nodes=_nodes({"CPU": 8})
     )
     assert plan_placement(ScalingConfig(workers=2), view).resources_per_worker == {"CPU": 4}
 
@@ -196,7 +265,7 @@ def test_placement_of_an_accelerator_type_that_is_not_there_names_those_that_are
     total = {"GPU": 8, "CPU": 64}
     view = ClusterView(
         total=total, free=total, could_scale_to=total,
-        nodes=[{"GPU": 8, "CPU": 64, "accelerator_type:A100": 1}],
+        nodes=_nodes({"GPU": 8, "CPU": 64, "accelerator_type:A100": 1}),
     )  # fmt: skip
     with pytest.raises(ConfigError, match="there are A100"):
         plan_placement(ScalingConfig(accelerator_type="H100"), view)
