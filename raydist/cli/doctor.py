@@ -11,7 +11,6 @@ import tyro
 
 from raydist.config import NetworkConfig
 from raydist.doctor import render
-from raydist.launch.doctor import DoctorRequest, examine_cluster
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +41,8 @@ class Doctor:
 def run(arguments: Sequence[str]) -> int:
     """Run `raydist doctor`; the status says whether the nodes are fit."""
     options = tyro.cli(Doctor, args=list(arguments), prog="raydist doctor")
+    from raydist.launch.doctor import DoctorRequest, examine_cluster  # Ray, after --help
+
     report = examine_cluster(
         DoctorRequest(
             storage=options.storage,

@@ -6,6 +6,7 @@ Runs in the Train controller, which imports no torch; what it sends to the worke
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from raydist.launch.comparison import compare_nodes
 from raydist.launch.early_group import EarlyGroup
 from raydist.launch.placement import Placement
 from raydist.launch.ranking import rank_worlds
-from raydist.launch.ray_network import settle_network
+from raydist.launch.ray_network import SettledNetwork, settle_network
 
 _LEAVE_TIMEOUT_S = 5.0
 
@@ -61,65 +62,10 @@ class RaydistBackend(Backend):
         """
         if not isinstance(backend_config, RaydistConfig):
             raise ClusterError(problem=f"unexpected backend {type(backend_config).__name__}")
-        config = backend_config
-        workers = worker_group.get_workers()
-        node_of_rank = [worker.metadata.node_id for worker in workers]
-        worlds = rank_worlds(node_of_rank)
-        leaders = {node: node_of_rank.index(node) for node in node_of_rank}
-
-        def on_nodes(
-            function: Callable[..., Any], arguments: Mapping[str, tuple[Any, ...]]
-        ) -> dict[str, Any]:
-            calls = {
-                node: worker_group.execute_single_async(leaders[node], function, *each)
-                for node, each in arguments.items()
-            }
-            return dict(zip(calls, ray.get(list(calls.values())), strict=True))
-
-        def on_all(function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-            return ray.get(
-                [
-                    worker_group.execute_single_async(world.rank, function, world, *each)
-                    for world, each in zip(worlds, arguments, strict=True)
-                ]
-            )
-
-        def say(text: str) -> None:
-            worker_group.execute_single(0, ray_rank.say, text)
-
-        addresses = {node: workers[rank].metadata.node_ip for node, rank in leaders.items()}
+        group = _Group(worker_group)
         try:
-            if config.preflight:
-                for line in compare_nodes(on_nodes, addresses):
-                    say(line)
-            settled = settle_network(
-                on_nodes,
-                addresses,
-                config.network,
-                backend="nccl" if config.placement.uses_gpus else "gloo",
-                try_it=config.preflight,
-            )
-            for line in settled.describe() if len(settled.nodes) > 1 else ():
-                say(line)
-            gpus = _gpus_by_node(workers)
-            facts = on_all(
-                ray_rank.place_rank,
-                [
-                    (
-                        settled.decision.by_node[node],
-                        settled.nodes[node],
-                        config.network,
-                        gpus[node],
-                    )
-                    for node in node_of_rank
-                ],
-            )
-            address, port = worker_group.execute_single(
-                0, ray_rank.bind_store, facts[0]["address"], config.network
-            )
-            meeting = (address, port, config.network, config.with_deepspeed)
-            on_all(ray_rank.join_group, [meeting] * len(worlds))
-            worker_group.execute_single(0, ray_rank.say_ranks, facts)
+            settled = _settle(group, backend_config)
+            _join(group, backend_config, settled)
         except RayTaskError as error:
             if isinstance(error.cause, RaydistError):
                 raise error.cause from None
@@ -129,6 +75,88 @@ class RaydistBackend(Backend):
         """Take the process groups down, so that no rank warns about a peer that left."""
         calls = worker_group.execute_async(ray_rank.leave_group)
         ray.wait(calls, num_returns=len(calls), timeout=_LEAVE_TIMEOUT_S)
+
+
+class _Group:
+    """The workers of a group: calls on every rank, or on the first rank of every node."""
+
+    def __init__(self, worker_group: Any) -> None:
+        self._worker_group = worker_group
+        self.workers: Sequence[Any] = worker_group.get_workers()
+        self.node_of_rank: list[str] = [w.metadata.node_id for w in self.workers]
+        self.worlds = rank_worlds(self.node_of_rank)
+        self._leaders = {node: self.node_of_rank.index(node) for node in self.node_of_rank}
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """The cluster's address of each node, by node id."""
+        return {node: self.workers[rank].metadata.node_ip for node, rank in self._leaders.items()}
+
+    def on_nodes(
+        self, function: Callable[..., Any], arguments: Mapping[str, tuple[Any, ...]]
+    ) -> dict[str, Any]:
+        """Call ``function`` on the first rank of each node."""
+        calls = {
+            node: self._worker_group.execute_single_async(self._leaders[node], function, *each)
+            for node, each in arguments.items()
+        }
+        return dict(zip(calls, ray.get(list(calls.values())), strict=True))
+
+    def on_all(
+        self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]
+    ) -> list[Any]:
+        """Call ``function`` on every rank, with its world first."""
+        return ray.get(
+            [
+                self._worker_group.execute_single_async(world.rank, function, world, *each)
+                for world, each in zip(self.worlds, arguments, strict=True)
+            ]
+        )
+
+    def on_main(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call ``function`` on rank 0."""
+        return self._worker_group.execute_single(0, function, *arguments)
+
+    def say(self, lines: Sequence[str]) -> None:
+        """Show lines to the user."""
+        for line in lines:
+            self.on_main(ray_rank.say, line)
+
+
+def _settle(group: _Group, config: RaydistConfig) -> SettledNetwork:
+    """Compare the nodes and choose their network, as far as the preflight is asked for."""
+    begun = time.monotonic()
+    if config.preflight:
+        group.say(compare_nodes(group.on_nodes, group.addresses))
+    settled = settle_network(
+        group.on_nodes,
+        group.addresses,
+        config.network,
+        backend="nccl" if config.placement.uses_gpus else "gloo",
+        try_it=config.preflight,
+    )
+    if len(settled.nodes) > 1:
+        group.say(settled.describe())
+        if config.preflight:
+            seconds = time.monotonic() - begun
+            group.say([f"preflight: {len(settled.nodes)} nodes tried in {seconds:.1f} s"])
+    return settled
+
+
+def _join(group: _Group, config: RaydistConfig, settled: SettledNetwork) -> None:
+    """Place every rank, let rank 0 bind the store, join all, and say where each is."""
+    gpus = _gpus_by_node(group.workers)
+    facts = group.on_all(
+        ray_rank.place_rank,
+        [
+            (settled.decision.by_node[node], settled.nodes[node], config.network, gpus[node])
+            for node in group.node_of_rank
+        ],
+    )
+    address, port = group.on_main(ray_rank.bind_store, facts[0]["address"], config.network)
+    meeting = (address, port, config.network, config.with_deepspeed)
+    group.on_all(ray_rank.join_group, [meeting] * len(group.worlds))
+    group.on_main(ray_rank.say_ranks, facts)
 
 
 def _gpus_by_node(workers: Sequence[Any]) -> dict[str, tuple[str, ...]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
@@ -14,6 +15,8 @@ from raydist.errors import StorageError
 from raydist.launch.events import read_event
 from raydist.metrics.progress import ProgressEvent, ProgressPrinter
 from raydist.storage import ObjectStore
+
+_NUM_REMEMBERED = 256
 
 
 class Console:
@@ -27,6 +30,7 @@ class Console:
         )
         handle, path = tempfile.mkstemp(prefix="raydist-", suffix=".log")
         self.log_path = Path(path)
+        self._seen: deque[str] = deque(maxlen=_NUM_REMEMBERED)
         self._give_back: Callable[[], None] = lambda: None
         self._log = open(handle, "w", encoding="utf-8", errors="replace")
 
@@ -78,8 +82,12 @@ class Console:
             event = read_event(line)
             if event is None:
                 self._log.write(f"{data.get('ip', '')} {data['pid']}: {line}\n")
-            elif event[0] == "say":
-                self.say(event[1])
-            elif event[0] == "row":
-                self.show(ProgressEvent.from_json_dict(event[1]))
+                continue
+            if event.serial in self._seen:
+                continue
+            self._seen.append(event.serial)
+            if event.kind == "say":
+                self.say(event.value)
+            elif event.kind == "row":
+                self.show(ProgressEvent.from_json_dict(event.value))
         self._log.flush()

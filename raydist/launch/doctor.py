@@ -33,7 +33,7 @@ from raydist.launch.placement import ClusterView, NodeView, plan_placement, with
 from raydist.launch.ray_network import SettledNetwork, settle_network
 from raydist.table import table
 
-_ASK_TIMEOUT_S = 60.0
+_ASK_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,8 +66,8 @@ def examine_cluster(request: DoctorRequest) -> DoctorReport:
     with cluster.connected(
         cluster.cluster_address(), start_timeout_s=_ASK_TIMEOUT_S, with_output=False
     ):
-        view, _ = without_excluded(request.exclude, cluster.view())
-        nodes = _nodes_for_ranks(view)
+        view = cluster.view()
+        nodes = _nodes_for_ranks(without_excluded(request.exclude, view)[0])
         with node_agents(nodes, timeout_s=_ASK_TIMEOUT_S) as agents:
             facts, silent = _ask_machines(agents)
             agents.drop(silent)
@@ -168,7 +168,7 @@ def _settle(
         return None
     findings += [
         Finding(
-            severity="failure",
+            severity="warning" if fault.is_slow else "failure",
             check="network",
             where=fault.nodes,
             what=f"{fault.what}; a run would use {settled.decision.label}.",

@@ -34,7 +34,6 @@ _JOIN_TIMEOUT_S = 40.0
 _PAIR_TIMEOUT_S = 45.0
 _COLLECTIVES_TIMEOUT_S = 60.0
 _GROUP_TIMEOUT_S = 30.0
-_PAIR_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -263,8 +262,6 @@ def measure_rank_pair(peer: int) -> float | None:
         peer,
         device=choose_device(ray_rank.placed_world()),
         clock=SystemClock(),
-        num_bytes=_PAIR_BYTES,
-        repeats=2,
     )
 
 

@@ -7,10 +7,12 @@ are shown; everything else goes to a file. No actor and no port are needed for i
 
 from __future__ import annotations
 
+import itertools
 import json
+import secrets
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from raydist.clock import Clock
 from raydist.config import RunConfig
@@ -18,24 +20,40 @@ from raydist.metrics.progress import ProgressEvent
 
 _MARK = "::raydist:: "
 _MIN_INTERVAL_S = 0.5
+_PROCESS = secrets.token_hex(6)
+_count = itertools.count()
+
+
+class Event(NamedTuple):
+    """One thing that a rank told.
+
+    Fields:
+        serial: Unique; where two Ray nodes on one host share a log folder, Ray forwards each line
+            twice.
+    """
+
+    kind: str
+    value: Any
+    serial: str
 
 
 def write_event(kind: str, value: Any) -> None:
     """Print one event on this process's standard output."""
-    sys.stdout.write(f"{_MARK}{json.dumps([kind, value])}\n")
+    serial = f"{_PROCESS}-{next(_count)}"
+    sys.stdout.write(f"{_MARK}{json.dumps([kind, value, serial])}\n")
     sys.stdout.flush()
 
 
-def read_event(line: str) -> tuple[str, Any] | None:
-    """Return (kind, value) of a whole marked line, None for any other."""
+def read_event(line: str) -> Event | None:
+    """Return the event of a whole marked line, None for any other."""
     _, mark, payload = line.partition(_MARK)
     if not mark:
         return None
     try:
-        kind, value = json.loads(payload)
+        kind, value, serial = json.loads(payload)
     except ValueError:
         return None  # cut or interleaved on its way: it goes to the log as it is
-    return kind, value
+    return Event(kind, value, serial)
 
 
 class RowReporter:

@@ -73,11 +73,18 @@ def launch(job: Job, request: Request) -> RunResult | None:
     Raises:
         RaydistError: Its ``kind`` says what failed.
     """
-    # Each of these imports what it needs and no more; a dry run needs neither torch nor Ray.
+    # Each of these imports what it needs and no more; a dry run needs no torch, and Ray only where
+    # there is a cluster to ask.
     if request.dry_run:
+        from raydist.launch.cluster import cluster_address
         from raydist.launch.dry_run import describe_request
 
         print(describe_request(request), flush=True)
+        address = cluster_address()
+        if address is not None:
+            from raydist.launch.cluster_plan import describe_on_cluster
+
+            print(f"\n{describe_on_cluster(request, address)}", flush=True)
         return None
     if _has_other_launcher():
         from raydist.launch.ranked import run_ranked

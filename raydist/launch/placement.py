@@ -174,41 +174,36 @@ def _check_capacity(placement: Placement, view: ClusterView) -> None:
         CapacityError: They cannot.
     """
     workers, resources = placement.workers, placement.resources_per_worker
-    can_grow = any(view.could_scale_to.get(n, 0) > view.total.get(n, 0) for n in resources)
-    for name in sorted(resources, reverse=True):
-        asked, limit = resources[name] * workers, view.could_scale_to.get(name, 0)
-        if asked > limit:
-            raise CapacityError(
-                resource=name,
-                asked=asked,
-                free=view.free.get(name, 0),
-                could_scale_to=limit,
-                way_out=f"Lower {_to_lower(placement, name)}, or add nodes.",
-            )
     bundle, wanted = placement.bundles[0], len(placement.bundles)
     most_on_one = 1 if placement.workers_per_node else wanted
     fitting = sum(_fitting(bundle, node.resources, most_on_one) for node in view.nodes)
     could_fit = sum(
         _fitting(bundle, kind.resources, most_on_one) * kind.max_count for kind in view.node_types
     )
-    if max(fitting, could_fit) >= wanted or (can_grow and not view.node_types):
-        return
-    if placement.workers_per_node:
+    could_fit = max(fitting, could_fit)
+    can_grow = any(view.could_scale_to.get(n, 0) > view.total.get(n, 0) for n in resources)
+    fits = could_fit >= wanted or (can_grow and not view.node_types)
+    if placement.workers_per_node and not fits:
         raise CapacityError(
             resource=f"nodes with {_amounts(bundle)} each",
             asked=wanted,
             free=fitting,
-            could_scale_to=max(fitting, could_fit),
+            could_scale_to=could_fit,
             way_out=f"Lower {_to_lower(placement, 'CPU')}, or add nodes.",
         )
-    raise CapacityError(
-        resource="CPU",
-        asked=resources["CPU"] * workers,
-        free=view.free.get("CPU", 0),
-        could_scale_to=view.could_scale_to.get("CPU", 0),
-        way_out=f"Only {max(fitting, could_fit):g} of {placement.describe()} fit the nodes: "
-        f"lower {_to_lower(placement, 'CPU')}, or add nodes.",
-    )
+    for name in sorted(resources, reverse=True):
+        asked, limit = resources[name] * workers, view.could_scale_to.get(name, 0)
+        is_short = asked > limit
+        if is_short or (name == "CPU" and not fits):
+            what = f"Only {could_fit:g} of {placement.describe()} fit the nodes: "
+            raise CapacityError(
+                resource=name,
+                asked=asked,
+                free=view.free.get(name, 0),
+                could_scale_to=limit,
+                way_out=f"{'L' if is_short else f'{what}l'}ower {_to_lower(placement, name)}, or "
+                "add nodes.",
+            )
 
 
 def _fitting(bundle: Mapping[str, float], resources: Mapping[str, float], most: int) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raydist.clock import SystemClock
 from raydist.config.cli import Request
@@ -15,12 +15,18 @@ from raydist.errors import RankFailedError, RaydistError
 from raydist.launch.events import RowReporter
 from raydist.launch.launcher import RunResult
 from raydist.launch.preflight import Prepared, batch_for, prepare_request, source_revision
+from raydist.launch.rank_lines import describe_ranks, rank_facts
+from raydist.launch.ranked_network import choose_by_route
 from raydist.launch.summary import summarize, write_curve
 from raydist.metrics.progress import ProgressPrinter
 from raydist.storage import open_store
 from raydist.train.environment import quiet_libraries, select_accelerator, set_num_threads
 from raydist.train.job import Job
 from raydist.train.task import RankTask
+from raydist.world import World
+
+if TYPE_CHECKING:
+    import torch
 
 
 def run_ranked(job: Job, request: Request) -> RunResult | None:
@@ -35,33 +41,12 @@ def run_ranked(job: Job, request: Request) -> RunResult | None:
     # torch only from here on, after the accelerator is chosen.
     from raydist.train.failure import rank_failure
     from raydist.train.rank import Hooks, agree, run_rank
-    from raydist.train.rendezvous import (
-        TorchGroup,
-        choose_device,
-        join,
-        rank_environment,
-        world_from_environment,
-    )
+    from raydist.train.rendezvous import TorchGroup, choose_device, world_from_environment
 
     world = world_from_environment(os.environ)
-    os.environ.update(
-        rank_environment(
-            world,
-            master_addr=os.environ.get("MASTER_ADDR", "127.0.0.1"),
-            master_port=int(os.environ.get("MASTER_PORT", "29500")),
-        )
-    )
-    set_num_threads()
-    timeout_s = request.config.network.timeout_s
     device = choose_device(world)
-    join(
-        world,
-        device=device,
-        store=None,
-        timeout_s=timeout_s,
-        with_deepspeed=request.config.strategy == "zero3",
-    )
-    group = TorchGroup(timeout_s)
+    facts = _join(request, world, device)
+    group = TorchGroup(request.config.network.timeout_s)
     clock = SystemClock()
 
     def check() -> Prepared:
@@ -80,6 +65,7 @@ def run_ranked(job: Job, request: Request) -> RunResult | None:
         every_s=config.metrics.progress_every_s,
         clock=clock,
     )
+    _say_ranks(printer, group.gather(facts))
     if step < config.num_steps:
         task = RankTask(
             job=job,
@@ -124,6 +110,40 @@ def run_ranked(job: Job, request: Request) -> RunResult | None:
     result, text = summarize(store, config, curve=curve, log="this terminal")
     print(text, flush=True)
     return result
+
+
+def _join(request: Request, world: World, device: torch.device) -> dict[str, Any]:
+    """Choose this rank's network and join the others; returns what it is to say of itself."""
+    from raydist.train.rendezvous import join, rank_environment
+
+    os.environ.update(
+        rank_environment(
+            world,
+            master_addr=os.environ.get("MASTER_ADDR", "127.0.0.1"),
+            master_port=int(os.environ.get("MASTER_PORT", "29500")),
+        )
+    )
+    config = request.config
+    choice, implied = choose_by_route(
+        world,
+        config.network,
+        master_addr=os.environ["MASTER_ADDR"],
+        backend="nccl" if device.type == "cuda" else "gloo",
+    )
+    facts = rank_facts(world, choice, implied, device=str(device), num_threads=set_num_threads())
+    join(
+        world,
+        device=device,
+        store=None,
+        timeout_s=config.network.timeout_s,
+        with_deepspeed=config.strategy == "zero3",
+    )
+    return facts
+
+
+def _say_ranks(printer: ProgressPrinter, facts: list[dict[str, Any]] | None) -> None:
+    for line in describe_ranks(facts or []):
+        printer.message(line)
 
 
 def _driver() -> str:

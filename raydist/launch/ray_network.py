@@ -171,25 +171,34 @@ def _try_networks(
                 for peer, error in by_peer.items()
                 if error is not None
             )
-            slowest = None
+            rates: dict[tuple[str, str], float] = {}
             if len(candidates) > 1 and not unreachable:
-                slowest = _slowest_mbps(on_nodes, candidate, where, token, timeout_s)
+                rates = _ring_rates(on_nodes, candidate, where, token, timeout_s)
             probes.append(
-                NetworkProbe(label=candidate.label, unreachable=unreachable, slowest_mbps=slowest)
+                NetworkProbe(
+                    label=candidate.label,
+                    unreachable=unreachable,
+                    rates_mbps=rates,
+                    slowest_mbps=min(rates.values(), default=None),
+                )
             )
         return probes
     finally:
         on_nodes(close_probes, {node: () for node in node_ids})
 
 
-def _slowest_mbps(
+def _ring_rates(
     on_nodes: OnNodes,
     candidate: CandidateNetwork,
     where: Mapping[str, tuple[str, int]],
     token: bytes,
     timeout_s: float,
-) -> float | None:
-    """Let every node send to the next one, all at once, as a ring all-reduce does."""
+) -> dict[tuple[str, str], float]:
+    """Let every node send to the next one, all at once, as a ring all-reduce does.
+
+    Returns:
+        Mb/s by (from, to) node id; empty where one failed, as nothing can be compared then.
+    """
     node_ids = list(where)
     following = dict(zip(node_ids, [*node_ids[1:], node_ids[0]], strict=True))
     rates = on_nodes(
@@ -199,8 +208,9 @@ def _slowest_mbps(
             for node in node_ids
         },
     )
-    known = [rate for rate in rates.values() if rate is not None]
-    return min(known) if len(known) == len(rates) else None
+    if None in rates.values():
+        return {}
+    return {(node, following[node]): rate for node, rate in rates.items()}
 
 
 def describe_node(node_id: str, address: str) -> NodeNetwork:

@@ -32,6 +32,7 @@ from raydist.errors import (
 )
 from raydist.launch.cluster import session_folder
 from raydist.launch.events import RowReporter, write_event
+from raydist.launch.rank_lines import describe_ranks, rank_facts
 from raydist.network import NodeChoice, NodeNetwork, network_environment
 from raydist.world import World
 
@@ -122,20 +123,13 @@ def place_rank(
     os.environ.update(implied.values)
     for line in implied.explain():
         logger.info("rank %d: %s", world.rank, line)
-    return {
-        "rank": world.rank,
-        "host": choice.node,
-        "pid": os.getpid(),
-        "device": f"GPU {gpus_of_node[world.local_rank]}" if gpus_of_node else "CPU",
-        "threads": set_num_threads(),
-        "interface": choice.interface,
-        "address": choice.address,
-        "reason": choice.short_source,
-        "notes": [
-            *(f"{key}={value} is kept from the node" for key, value in implied.kept.items()),
-            *implied.warnings,
-        ],
-    }
+    return rank_facts(
+        world,
+        choice,
+        implied,
+        device=f"GPU {gpus_of_node[world.local_rank]}" if gpus_of_node else "CPU",
+        num_threads=set_num_threads(),
+    )
 
 
 def bind_store(world_address: str, network: NetworkConfig) -> tuple[str, int]:
@@ -218,16 +212,9 @@ def say(text: str) -> None:
 
 
 def say_ranks(facts: list[dict[str, Any]]) -> None:
-    """Show one line per rank: where it is and how it talks; and what is odd about a node, once."""
-    for fact in facts:
-        write_event(
-            "say",
-            "rank {rank}: {host} (pid {pid}), {device}, {threads} threads, {interface} "
-            "{address} ({reason})".format(**fact),
-        )
-    notes = {(fact["host"], note): None for fact in facts for note in fact["notes"]}
-    for host, note in notes:
-        write_event("say", f"{host}: {note}")
+    """Show one line per rank."""
+    for line in describe_ranks(facts):
+        say(line)
 
 
 def leave_group() -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from raydist.network.facts import NodeNetwork
 from raydist.network.presets import Pin
@@ -20,11 +20,13 @@ class NetworkProbe:
         label: Of the CandidateNetwork, or AS_SET for interfaces that are decided by settings.
         unreachable: (from, to) node ids where no connection came about.
         slowest_mbps: Of the pairs that were tried, None where none was.
+        rates_mbps: Those pairs, (from, to) node ids, all measured at once.
     """
 
     label: str
     unreachable: tuple[tuple[str, str], ...] = ()
     slowest_mbps: float | None = None
+    rates_mbps: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from raydist.network.decision import NetworkProbe
 from raydist.network.facts import NodeNetwork
 
+SLOW_FRACTION = 0.2
+"""Of the fastest pair measured at the same time; on a busy machine healthy ones differ by less."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NetworkFault:
@@ -20,18 +23,20 @@ class NetworkFault:
         label: The network.
         nodes: Names of the nodes at fault.
         what: One clause.
+        is_slow: Whether it works, but slowly.
     """
 
     label: str
     nodes: tuple[str, ...]
     what: str
+    is_slow: bool = False
 
 
 def network_faults(
     nodes: Sequence[NodeNetwork], probes: Sequence[NetworkProbe]
 ) -> list[NetworkFault]:
-    """Return links that are down where most nodes have theirs up, and nodes that do not answer."""
-    return [*_down(nodes), *_silent(nodes, probes)]
+    """Return links that are down where most have theirs up, nodes that are silent or slow."""
+    return [*_down(nodes), *_silent(nodes, probes), *_slow(nodes, probes)]
 
 
 def _down(nodes: Sequence[NodeNetwork]) -> list[NetworkFault]:
@@ -73,6 +78,30 @@ def _silent(nodes: Sequence[NodeNetwork], probes: Sequence[NetworkProbe]) -> lis
                     label=probe.label,
                     nodes=tuple(names[node] for node in blamed),
                     what=f"on {probe.label}, {_pairs(probe.unreachable, names)}",
+                )
+            )
+    return faults
+
+
+def _slow(nodes: Sequence[NodeNetwork], probes: Sequence[NetworkProbe]) -> list[NetworkFault]:
+    names = {node.node_id: node.node for node in nodes}
+    faults = []
+    for probe in probes:
+        # Two Ray nodes on one host reach each other without a wire.
+        rates = {p: r for p, r in probe.rates_mbps.items() if names[p[0]] != names[p[1]]}
+        fastest = max(rates.values(), default=0.0)
+        slow = {p: r for p, r in rates.items() if r < SLOW_FRACTION * fastest}
+        blamed = blame(list(slow))
+        if blamed:
+            said = ", ".join(
+                f"{names[a]} to {names[b]} {rate:,.0f} Mb/s" for (a, b), rate in slow.items()
+            )
+            faults.append(
+                NetworkFault(
+                    label=probe.label,
+                    nodes=tuple(names[node] for node in blamed),
+                    what=f"on {probe.label}, {said}, where others reach {fastest:,.0f}",
+                    is_slow=True,
                 )
             )
     return faults

@@ -24,6 +24,7 @@ SMALL_ELEMENTS = (1, 1000)
 """One element, and a number that is no multiple of a vector, a warp or the ranks of a node."""
 DTYPES = (torch.float32, torch.bfloat16)
 
+_MAX_REPEATS = 50
 _LEVELS = 32
 """Three times this is exact in bf16, which has 8 bits of significand: so is every partial sum."""
 
@@ -274,22 +275,22 @@ def measure_pair(
     *,
     device: torch.device,
     clock: Clock,
-    num_bytes: int = 16 * MIB,
-    repeats: int = 3,
+    num_bytes: int = 8 * MIB,
+    about_s: float = 0.3,
     limit_s: float = 10.0,
     group: Any = None,
 ) -> float | None:
     """Measure one pair of ranks, called by both at the same time: bytes per second one way.
 
-    The pair sends a tensor there and back; ranks in no pair do nothing. Pairs that share no rank
-    may be measured at once.
+    The pair sends a tensor there and back, a fast one many times: the best counts, as others use
+    the machines too. Ranks in no pair do nothing. Pairs that share no rank may be measured at once.
 
     Args:
         peer: The other rank.
         device: Where the tensors are.
         clock: Time.
         num_bytes: Of the tensor.
-        repeats: There and back; the best counts, as others may use the network.
+        about_s: How long to go on.
         limit_s: Of one transfer.
         group: The process group, None for the default one.
 
@@ -299,14 +300,24 @@ def measure_pair(
     """
     tensor = torch.zeros(num_bytes // 4, device=device)
     is_first = dist.get_rank() < peer
+
+    def there_and_back() -> None:
+        _there_and_back(tensor, peer, is_first, limit_s, group)
+
     try:
         _there_and_back(tensor[:1], peer, is_first, limit_s, group)
-        seconds = _timed(
-            lambda: _there_and_back(tensor, peer, is_first, limit_s, group), device, clock, repeats
-        )
+        seconds = _timed(there_and_back, device, clock, 1)
+        # The first decides for both.
+        count = torch.tensor([float(_num_repeats(seconds[0], about_s))], device=device)
+        _there_and_back(count, peer, is_first, limit_s, group)
+        seconds += _timed(there_and_back, device, clock, int(count.item()))
     except RuntimeError:
         return None
     return 2 * tensor.numel() * 4 / max(min(seconds), 1e-9)
+
+
+def _num_repeats(seconds: float, about_s: float) -> int:
+    return max(0, min(_MAX_REPEATS, round(about_s / max(seconds, 1e-9)) - 1))
 
 
 def _there_and_back(

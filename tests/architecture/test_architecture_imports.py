@@ -40,6 +40,8 @@ def _imported(*arguments: str) -> set[str]:
         "raydist.config.cli",
         "raydist.plan",
         "raydist.metrics",
+        "raydist.network",
+        "raydist.doctor",
         "raydist.storage",
         "raydist.train.job",
         "raydist.train.task",
@@ -63,6 +65,8 @@ def test_import_of_raydist_loads_nothing_but_the_standard_library() -> None:
     [
         ("-m", "raydist.cli.main", "--help"),
         ("-m", "raydist.cli.main", "--version"),
+        ("-m", "raydist.cli.main", "cluster", "local", "--help"),
+        ("-m", "raydist.cli.main", "doctor", "--help"),
         ("jobs/llama_zero3.py", "--help"),
         ("jobs/llama_zero3.py", "llama3_8b", "--help"),
     ],

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -56,6 +57,28 @@ def test_a_node_that_answers_nobody_is_named_with_the_network() -> None:
     (fault,) = network_faults([_node(1), _node(2), _node(3)], probes)
     assert fault.nodes == ("n3",)
     assert fault.what.startswith("on 10.1.0.0/24, n1 does not reach n3, n3 does not reach n1")
+
+
+def test_a_node_that_sends_and_receives_slowly_is_named_with_the_rates() -> None:
+    rates = {("id1", "id2"): 9.6, ("id2", "id3"): 9.4, ("id3", "id1"): 7000.0}
+    probes = [NetworkProbe(label="10.1.0.0/24", slowest_mbps=9.4, rates_mbps=rates)]
+    (fault,) = network_faults([_node(1), _node(2), _node(3)], probes)
+    assert fault.nodes == ("n2",)
+    assert fault.is_slow
+    assert "n1 to n2 10 Mb/s, n2 to n3 9 Mb/s, where others reach 7,000" in fault.what
+
+
+def test_a_second_ray_node_on_a_host_makes_no_wire_look_slow() -> None:
+    rates = {("id1", "id2"): 90.0, ("id2", "id4"): 25_000.0, ("id4", "id1"): 95.0}
+    second = replace(_node(2), node_id="id4")
+    probes = [NetworkProbe(label="10.0.0.0/24", slowest_mbps=90.0, rates_mbps=rates)]
+    assert network_faults([_node(1), _node(2), second], probes) == []
+
+
+def test_rates_that_differ_as_on_a_busy_machine_are_no_fault() -> None:
+    rates = {("id1", "id2"): 3000.0, ("id2", "id3"): 1700.0, ("id3", "id1"): 6900.0}
+    probes = [NetworkProbe(label="10.1.0.0/24", slowest_mbps=1700.0, rates_mbps=rates)]
+    assert network_faults([_node(1), _node(2), _node(3)], probes) == []
 
 
 @pytest.mark.parametrize(
