@@ -94,6 +94,11 @@ class JobProcess:
         """What it has said so far."""
         return self._stdout.read_text(errors="replace")
 
+    @property
+    def stderr(self) -> str:
+        """What it has complained of so far."""
+        return self._stderr.read_text(errors="replace")
+
     def send(self, number: signal.Signals) -> None:
         """Signal the first process alone, as `kill PID` does."""
         self._process.send_signal(number)
