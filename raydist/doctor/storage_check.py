@@ -204,6 +204,10 @@ def remove_marker(store: ObjectStore, *, session: str, node: str) -> None:
         StorageError: The store refused.
     """
     store.delete(_marker(session, node))
+    if isinstance(store, LocalStore):
+        # The last node's goes with the folder.
+        with contextlib.suppress(OSError):
+            os.rmdir(store.path(f"{FOLDER}/{session}"))
 
 
 def _marker(session: str, node: str) -> str:

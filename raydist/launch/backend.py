@@ -16,15 +16,18 @@ from ray.exceptions import RayTaskError
 from ray.train.backend import Backend, BackendConfig
 
 from raydist.config import NetworkConfig
-from raydist.errors import ClusterError, RaydistError
+from raydist.errors import ClusterError, RankUnreachableError, RaydistError
 from raydist.launch import ray_rank
 from raydist.launch.comparison import compare_nodes
 from raydist.launch.early_group import EarlyGroup
+from raydist.launch.meeting import join_ranks
 from raydist.launch.placement import Placement
-from raydist.launch.ranking import rank_worlds
+from raydist.launch.rank_lines import describe_ranks
+from raydist.launch.ranking import WorkerPlace, rank_group
 from raydist.launch.ray_network import SettledNetwork, settle_network
 
 _LEAVE_TIMEOUT_S = 5.0
+_CALL_TIMEOUT_S = 60.0
 
 
 @dataclass
@@ -35,13 +38,15 @@ class RaydistConfig(BackendConfig):
         early_group: Workers that the driver has started already, for the first group.
         placement: What each group reserves.
         preflight: Whether nodes are compared and the network is tried before each group trains.
+        start_timeout_s: How long a worker may take to come up and import.
     """
 
     network: NetworkConfig
     with_deepspeed: bool
     early_group: EarlyGroup
     placement: Placement
-    preflight: bool = True
+    preflight: bool
+    start_timeout_s: float
 
     @property
     def backend_cls(self) -> type[Backend]:
@@ -65,7 +70,14 @@ class RaydistBackend(Backend):
         group = _Group(worker_group)
         try:
             settled = _settle(group, backend_config)
-            _join(group, backend_config, settled)
+            facts = join_ranks(
+                group,
+                group.ranked,
+                settled,
+                backend_config.network,
+                with_deepspeed=backend_config.with_deepspeed,
+            )
+            group.say(describe_ranks(facts))
         except RayTaskError as error:
             if isinstance(error.cause, RaydistError):
                 raise error.cause from None
@@ -78,19 +90,35 @@ class RaydistBackend(Backend):
 
 
 class _Group:
-    """The workers of a group: calls on every rank, or on the first rank of every node."""
+    """The workers of a group: calls on every rank, or on the first rank of every node.
+
+    Every call has a time limit: a worker that is stopped, or hangs in a file system, would keep
+    the others waiting for ever.
+    """
 
     def __init__(self, worker_group: Any) -> None:
         self._worker_group = worker_group
-        self.workers: Sequence[Any] = worker_group.get_workers()
-        self.node_of_rank: list[str] = [w.metadata.node_id for w in self.workers]
-        self.worlds = rank_worlds(self.node_of_rank)
-        self._leaders = {node: self.node_of_rank.index(node) for node in self.node_of_rank}
+        metadata = [worker.metadata for worker in worker_group.get_workers()]
+        self.ranked = rank_group(
+            [
+                WorkerPlace(node_id=m.node_id, bundle=rank, gpu_ids=tuple(map(str, m.gpu_ids)))
+                for rank, m in enumerate(metadata)
+            ]
+        )
+        self._hosts = {m.node_id: f"{m.hostname} ({m.node_ip})" for m in metadata}
+        self.addresses: dict[str, str] = {m.node_id: m.node_ip for m in metadata}
+        nodes = self.ranked.node_of_rank
+        self._leaders = {node: nodes.index(node) for node in nodes}
 
-    @property
-    def addresses(self) -> dict[str, str]:
-        """The cluster's address of each node, by node id."""
-        return {node: self.workers[rank].metadata.node_ip for node, rank in self._leaders.items()}
+    def wait_until_ready(self, timeout_s: float) -> None:
+        """Wait until every worker has imported what it needs.
+
+        Raises:
+            RankUnreachableError: One has not; names its node.
+        """
+        ranks = range(len(self.ranked.node_of_rank))
+        calls = [self._worker_group.execute_single_async(r, ray_rank.where_am_i) for r in ranks]
+        self._results(calls, list(self.ranked.node_of_rank), timeout_s)
 
     def on_nodes(
         self, function: Callable[..., Any], arguments: Mapping[str, tuple[Any, ...]]
@@ -100,34 +128,55 @@ class _Group:
             node: self._worker_group.execute_single_async(self._leaders[node], function, *each)
             for node, each in arguments.items()
         }
-        return dict(zip(calls, ray.get(list(calls.values())), strict=True))
+        results = self._results(list(calls.values()), list(calls), _CALL_TIMEOUT_S)
+        return dict(zip(calls, results, strict=True))
 
     def on_all(
         self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]
     ) -> list[Any]:
-        """Call ``function`` on every rank, with its world first."""
-        return ray.get(
-            [
-                self._worker_group.execute_single_async(world.rank, function, world, *each)
-                for world, each in zip(self.worlds, arguments, strict=True)
-            ]
-        )
+        """Call ``function`` on every rank."""
+        calls = [
+            self._worker_group.execute_single_async(rank, function, *each)
+            for rank, each in enumerate(arguments)
+        ]
+        return self._results(calls, list(self.ranked.node_of_rank), _CALL_TIMEOUT_S)
 
     def on_main(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call ``function`` on rank 0."""
-        return self._worker_group.execute_single(0, function, *arguments)
+        call = self._worker_group.execute_single_async(0, function, *arguments)
+        return self._results([call], list(self.ranked.node_of_rank[:1]), _CALL_TIMEOUT_S)[0]
 
     def say(self, lines: Sequence[str]) -> None:
         """Show lines to the user."""
         for line in lines:
             self.on_main(ray_rank.say, line)
 
+    def _results(self, calls: list[Any], nodes: list[str], timeout_s: float) -> list[Any]:
+        """Return the results of calls that run at the same time.
+
+        Raises:
+            RankUnreachableError: A worker did not answer in time; names its node.
+        """
+        done, _ = ray.wait(calls, num_returns=len(calls), timeout=timeout_s)
+        for call in done:
+            ray.get(call)  # What a worker raised says more than that another waits for it.
+        silent = [node for call, node in zip(calls, nodes, strict=True) if call not in done]
+        if silent:
+            raise RankUnreachableError(
+                problem=f"{', '.join(dict.fromkeys(self._hosts[n] for n in silent))}: no answer "
+                f"from a rank within {timeout_s:g} s.",
+                way_out="Look at that node with `raydist doctor`, or leave it out with "
+                "scaling.exclude_nodes.",
+            )
+        return ray.get(calls)
+
 
 def _settle(group: _Group, config: RaydistConfig) -> SettledNetwork:
     """Compare the nodes and choose their network, as far as the preflight is asked for."""
+    group.wait_until_ready(config.start_timeout_s)
     begun = time.monotonic()
     if config.preflight:
-        group.say(compare_nodes(group.on_nodes, group.addresses))
+        group.say(compare_nodes(group.on_nodes, group.addresses, group.ranked.gpus))
     settled = settle_network(
         group.on_nodes,
         group.addresses,
@@ -141,29 +190,3 @@ def _settle(group: _Group, config: RaydistConfig) -> SettledNetwork:
             seconds = time.monotonic() - begun
             group.say([f"preflight: {len(settled.nodes)} nodes tried in {seconds:.1f} s"])
     return settled
-
-
-def _join(group: _Group, config: RaydistConfig, settled: SettledNetwork) -> None:
-    """Place every rank, let rank 0 bind the store, join all, and say where each is."""
-    gpus = _gpus_by_node(group.workers)
-    facts = group.on_all(
-        ray_rank.place_rank,
-        [
-            (settled.decision.by_node[node], settled.nodes[node], config.network, gpus[node])
-            for node in group.node_of_rank
-        ],
-    )
-    address, port = group.on_main(ray_rank.bind_store, facts[0]["address"], config.network)
-    meeting = (address, port, config.network, config.with_deepspeed)
-    group.on_all(ray_rank.join_group, [meeting] * len(group.worlds))
-    group.on_main(ray_rank.say_ranks, facts)
-
-
-def _gpus_by_node(workers: Sequence[Any]) -> dict[str, tuple[str, ...]]:
-    """Return each node's GPUs in the order of its ranks."""
-    gpus: dict[str, tuple[str, ...]] = {}
-    for worker in workers:
-        mine = worker.metadata.accelerator_ids.get("GPU", ())
-        node = worker.metadata.node_id
-        gpus[node] = (*gpus.get(node, ()), *(str(gpu) for gpu in mine))
-    return gpus

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from raydist.errors import ClusterError
-from raydist.launch.placement import ClusterView, NodeType, NodeView
+from raydist.launch.cluster_view import ClusterView, NodeType, NodeView
 
 _REACH_TIMEOUT_S = 5.0
 _HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))

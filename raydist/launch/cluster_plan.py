@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from raydist.config.cli import Request
 from raydist.launch import cluster
+from raydist.launch.cluster_view import ClusterView, NodeView
 from raydist.launch.node_agents import node_agents
-from raydist.launch.placement import ClusterView, NodeView, Placement, plan_placement
+from raydist.launch.placement import Placement, eligible, plan_placement
 from raydist.launch.preflight import batch_for
 from raydist.launch.ray_network import settle_network
 from raydist.table import table
@@ -30,9 +31,9 @@ def describe_on_cluster(request: Request, address: str) -> str:
         view = cluster.view()
         placement = plan_placement(config.scaling, view)
         batch_for(request, config, placement.workers)
-        node_of_rank = likely_nodes(placement, view)
+        node_of_rank = likely_nodes(placement, eligible(placement, view))
         nodes = list({node.node_id: node for node in node_of_rank}.values())
-        lines = [f"on the cluster: {placement.describe()}, {placement.strategy} bundles"]
+        lines = [f"on the cluster: {placement.describe()} = {placement.describe_bundles()}"]
         missing = placement.workers - len(node_of_rank)
         if missing:
             lines.append(f"{missing} ranks wait for nodes that the autoscaler has to add")

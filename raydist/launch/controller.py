@@ -35,7 +35,7 @@ from raydist.fault import RankReport, decide
 from raydist.launch.backend import RaydistConfig
 from raydist.launch.early_group import EarlyGroup, reserve, start_workers
 from raydist.launch.events import write_event
-from raydist.launch.ranking import WorkerPlace, order_workers, rank_worlds
+from raydist.launch.ranking import WorkerPlace, rank_group
 
 _HEAR_ALL_S, _HEAR_AGAIN_S = 2.0, 0.1
 
@@ -121,14 +121,13 @@ def _ranked(workers: list[Worker]) -> list[Worker]:
         WorkerPlace(
             node_id=w.metadata.node_id,
             bundle=w.placement_group_bundle_index or 0,
-            gpu_ids=tuple(str(gpu) for gpu in w.metadata.accelerator_ids.get("GPU", ())),
+            gpu_ids=tuple(str(gpu) for gpu in w.metadata.gpu_ids),
         )
         for w in workers
     ]
-    order = order_workers(places)
-    ordered = [workers[index] for index in order]
-    worlds = rank_worlds([places[index].node_id for index in order])
-    for worker, world in zip(ordered, worlds, strict=True):
+    group = rank_group(places)
+    ordered = [workers[index] for index in group.order]
+    for worker, world in zip(ordered, group.worlds, strict=True):
         worker.distributed_context = DistributedContext(
             world_rank=world.rank,
             world_size=world.world_size,

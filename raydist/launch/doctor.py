@@ -7,17 +7,19 @@ could hold ranks, and one rank for each GPU, or for each node where there are no
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from raydist.clock import SystemClock
 from raydist.config import NetworkConfig, ScalingConfig
-from raydist.doctor import DoctorReport, Finding, NodeFacts, examine
+from raydist.doctor import DoctorReport, Finding, NodeFacts, StorageFacts, examine
 from raydist.doctor.clocks import measure_offset
-from raydist.doctor.finding import in_order
+from raydist.doctor.finding import in_order, label_names
 from raydist.errors import CapacityError, ClusterError, ConfigError, RaydistError
 from raydist.launch import cluster
+from raydist.launch.cluster_view import ClusterView, NodeView, without_excluded
 from raydist.launch.doctor_group import GroupResult, check_group
 from raydist.launch.doctor_node import (
     check_node_storage,
@@ -29,11 +31,12 @@ from raydist.launch.doctor_node import (
     tell_time,
 )
 from raydist.launch.node_agents import NodeAgents, describe_failure, node_agents
-from raydist.launch.placement import ClusterView, NodeView, plan_placement, without_excluded
+from raydist.launch.placement import plan_placement
 from raydist.launch.ray_network import SettledNetwork, settle_network
 from raydist.table import table
 
 _ASK_TIMEOUT_S = 20.0
+_STORAGE_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,18 +69,21 @@ def examine_cluster(request: DoctorRequest) -> DoctorReport:
     with cluster.connected(
         cluster.cluster_address(), start_timeout_s=_ASK_TIMEOUT_S, with_output=False
     ):
+        # As it is now: a doctor makes no cluster grow.
         view = cluster.view()
-        nodes = _nodes_for_ranks(without_excluded(request.exclude, view)[0])
+        view = replace(view, could_scale_to=view.total, node_types=())
+        left, _ = without_excluded(request.exclude, view)
+        nodes = _nodes_for_ranks(left)
         with node_agents(nodes, timeout_s=_ASK_TIMEOUT_S) as agents:
             facts, silent = _ask_machines(agents)
             agents.drop(silent)
             findings: list[Finding] = []
-            settled = _settle(agents, request.network, _uses_gpus(view), findings)
+            settled = _settle(agents, request.network, _uses_gpus(left), findings)
             facts = _try_storage(agents, facts, request)
             findings += _try_readable(agents, request)
         group = GroupResult()
         if request.collectives and settled is not None and not silent:
-            group = _try_group(view, nodes, request, settled, findings)
+            group = _try_group(view, nodes, request, settled, findings, _uses_gpus(left))
         names = {node.node_id: node.name for node in nodes}
         findings += examine(
             list(facts.values()),
@@ -138,8 +144,11 @@ def _ask_machines(agents: NodeAgents) -> tuple[dict[str, NodeFacts], dict[str, s
         def ask(node: str = node) -> tuple[float, float]:
             return agents(tell_time, {node: ()})[node]
 
-        facts[node] = replace(facts[node], clock=measure_offset(ask, clock=clock))
-    return facts, silent
+        try:
+            facts[node] = replace(facts[node], clock=measure_offset(ask, clock=clock))
+        except ClusterError as error:
+            silent[node] = error.problem
+    return {node: known for node, known in facts.items() if node not in silent}, silent
 
 
 def _settle(
@@ -154,12 +163,12 @@ def _settle(
             agents, addresses, network, backend="nccl" if uses_gpus else "gloo", try_it=True
         )
     except ClusterError as error:
-        names = [n.name for n in agents.nodes.values() if n.name in error.problem]
+        names = _named_in(error.problem, list(agents.nodes.values()))
         findings.append(
             Finding(
                 severity="failure",
                 check="network",
-                where=tuple(names),
+                where=names,
                 what=error.problem,
                 why="The ranks could not find each other.",
                 what_to_do=error.way_out,
@@ -200,21 +209,31 @@ def _try_storage(
         return facts
     session = f"session-{time.time_ns():x}"
     url = cluster_url(request.storage)
-    names = {node: facts[node].node for node in facts}
-    for node, found in agents(
-        check_node_storage, {node: (url, names[node]) for node in facts}
-    ).items():
-        facts[node] = replace(facts[node], storage=found)
+    labels = label_names({node: facts[node].node for node in facts})
+    # Names in the store differ, even of two machines that are called the same.
+    names = {node: f"{facts[node].node}-{node[:8]}" for node in facts}
+    found, failures = agents.gather(
+        check_node_storage,
+        {node: (url, names[node]) for node in facts},
+        timeout_s=_STORAGE_TIMEOUT_S,
+    )
+    for node, error in failures.items():
+        why = describe_failure(error, _STORAGE_TIMEOUT_S)
+        found[node] = StorageFacts(url=url, failed_step="answer", problem=why)
+    for node, storage in found.items():
+        facts[node] = replace(facts[node], storage=storage)
     able = [node for node in facts if _has_storage(facts[node])]
     mark = {node: (url, session, names[node]) for node in able}
     agents.gather(leave_marker, mark)
     everyone = tuple(names[node] for node in able)
     unseen, _ = agents.gather(look_for_markers, {n: (url, session, everyone) for n in able})
     agents.gather(take_marker_away, mark)
+    label_of = {names[node]: labels[node] for node in able}
     for node, missing in unseen.items():
         storage = facts[node].storage
         if storage is not None:
-            facts[node] = replace(facts[node], storage=replace(storage, unseen=missing))
+            there = tuple(label_of[name] for name in missing)
+            facts[node] = replace(facts[node], storage=replace(storage, unseen=there))
     return facts
 
 
@@ -227,6 +246,13 @@ def cluster_url(storage: str) -> str:
     from raydist.launch.preflight import resolve_storage
 
     return resolve_storage(storage)
+
+
+def _named_in(text: str, nodes: Sequence[NodeView]) -> tuple[str, ...]:
+    """Return the nodes whose whole name is in a text."""
+    return tuple(
+        n.name for n in nodes if re.search(rf"(?<![\w.-]){re.escape(n.name)}(?![\w-])", text)
+    )
 
 
 def _has_storage(facts: NodeFacts) -> bool:
@@ -259,10 +285,11 @@ def _try_group(
     request: DoctorRequest,
     settled: SettledNetwork,
     findings: list[Finding],
+    uses_gpus: bool,
 ) -> GroupResult:
     """Start the ranks that training would have and let them talk."""
     scaling = ScalingConfig(exclude_nodes=request.exclude)
-    if not _uses_gpus(view):
+    if not uses_gpus:
         scaling = replace(scaling, workers=len(nodes), nodes=len(nodes), cpus_per_worker=1)
     try:
         placement = plan_placement(scaling, view)
@@ -273,7 +300,7 @@ def _try_group(
             Finding(
                 severity="warning" if is_busy else "failure",
                 check="collectives",
-                where=tuple(n.name for n in nodes if n.name in str(error)),
+                where=_named_in(str(error), nodes),
                 what=error.problem or str(error).splitlines()[0],
                 why="Collectives and bandwidth were not tried."
                 if is_busy

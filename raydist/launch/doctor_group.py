@@ -3,36 +3,34 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
-from ray.train.v2._internal.util import bundle_to_remote_args
 from ray.util.placement_group import PlacementGroup, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raydist.clock import SystemClock
 from raydist.config import NetworkConfig
 from raydist.doctor import RankCollectives
+from raydist.doctor.facts import AllReduceRate
 from raydist.doctor.finding import label_names
 from raydist.doctor.links import Pair, Wave, first_round, second_round
 from raydist.errors import CapacityError, ClusterError, RaydistError
 from raydist.launch import ray_rank
-from raydist.launch.early_group import reserve
+from raydist.launch.early_group import reserve, start_workers
+from raydist.launch.meeting import join_ranks
 from raydist.launch.placement import Placement
-from raydist.launch.ranking import WorkerPlace, order_workers, rank_worlds
+from raydist.launch.ranking import RankedGroup, WorkerPlace, rank_group
 from raydist.launch.ray_network import SettledNetwork
 from raydist.network import NetworkDecision
+from raydist.network.candidates import hosts_of
 from raydist.world import World
 
 _RESERVE_TIMEOUT_S = 20.0
-_START_TIMEOUT_S = 120.0
-_JOIN_TIMEOUT_S = 40.0
-_PAIR_TIMEOUT_S = 45.0
-_COLLECTIVES_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 60.0
+_CALL_TIMEOUT_S = 90.0
 _GROUP_TIMEOUT_S = 30.0
 
 
@@ -42,12 +40,6 @@ class GroupResult:
 
     rates: Mapping[Pair, float | None] = field(default_factory=dict)
     ranks: tuple[RankCollectives, ...] = ()
-
-
-class _Rank:
-    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what ``function`` returns here."""
-        return function(*arguments)
 
 
 def check_group(
@@ -62,7 +54,7 @@ def check_group(
     actors: list[Any] = []
     try:
         _wait_until_reserved(group, placement)
-        actors = _start(placement, group)
+        actors = start_workers(placement, group, with_deepspeed=None)
         return _check(actors, placement, settled, network)
     finally:
         for actor in actors:
@@ -90,17 +82,59 @@ def _wait_until_reserved(group: PlacementGroup, placement: Placement) -> None:
     )
 
 
-def _start(placement: Placement, group: PlacementGroup) -> list[Any]:
-    options: dict[str, Any] = bundle_to_remote_args(placement.resources_per_worker)
-    rank: Any = ray.remote(**options)(_Rank)
-    return [
-        rank.options(
-            scheduling_strategy=PlacementGroupSchedulingStrategy(
-                placement_group=group, placement_group_bundle_index=placement.bundle_of(index)
-            )
-        ).remote()
-        for index in range(placement.workers)
-    ]
+class _Ranks:
+    """Calls on the doctor's ranks; every one ends, and what fails names its node."""
+
+    def __init__(
+        self, actors: Sequence[Any], group: RankedGroup, decision: NetworkDecision
+    ) -> None:
+        self._actors = [actors[index] for index in group.order]
+        self._hosts = [decision.by_node[node].node for node in group.node_of_rank]
+        self._label = decision.label
+
+    def on_all(
+        self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]
+    ) -> list[Any]:
+        """Call ``function`` on every rank with its arguments."""
+        return self.on_some(function, dict(enumerate(arguments)))
+
+    def on_main(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call ``function`` on rank 0."""
+        return self.on_some(function, {0: arguments})[0]
+
+    def on_some(
+        self, function: Callable[..., Any], arguments: Mapping[int, tuple[Any, ...]]
+    ) -> list[Any]:
+        """Call ``function`` on the ranks that have arguments, all at once.
+
+        Raises:
+            ClusterError: A rank raised, died or took too long.
+        """
+        calls = {
+            rank: self._actors[rank].execute.remote(function, *each)
+            for rank, each in arguments.items()
+        }
+        ray.wait(list(calls.values()), num_returns=len(calls), timeout=_CALL_TIMEOUT_S)
+        what = function.__name__.replace("_", " ")
+        results = []
+        for rank, call in calls.items():
+            try:
+                results.append(ray.get(call, timeout=0.1))
+            except RayTaskError as error:
+                if isinstance(error.cause, RaydistError):
+                    raise error.cause from None
+                why = str(error).strip().splitlines()[-1]
+                raise self._failure(rank, f"{what}: {why}") from error
+            except RayError as error:
+                raise self._failure(rank, f"{what}: {type(error).__name__}") from error
+        return results
+
+    def _failure(self, rank: int, what: str) -> ClusterError:
+        return ClusterError(
+            problem=f"Rank {rank} on {self._hosts[rank]} failed in `{what}` over {self._label}.",
+            way_out="Look at the findings on versions and the network first, or leave the node "
+            "out.",
+        )
 
 
 def _check(
@@ -109,92 +143,73 @@ def _check(
     settled: SettledNetwork,
     network: NetworkConfig,
 ) -> GroupResult:
-    decision = settled.decision
-    where = _all(
-        actors, [(ray_rank.where_am_i,)] * len(actors), _START_TIMEOUT_S, "start", decision, ()
-    )
-    places = [
-        WorkerPlace(node_id=node, bundle=placement.bundle_of(index), gpu_ids=gpus)
-        for index, (node, gpus) in enumerate(where)
-    ]
-    order = order_workers(places)
-    ranks = [actors[index] for index in order]
-    node_of_rank = [places[index].node_id for index in order]
-    gpus: dict[str, tuple[str, ...]] = {}
-    for index in order:
-        gpus[places[index].node_id] = (
-            *gpus.get(places[index].node_id, ()),
-            *places[index].gpu_ids,
-        )
-    worlds = rank_worlds(node_of_rank)
-
-    def on_all(timeout_s: float, what: str, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-        return _all(ranks, calls, timeout_s, what, decision, node_of_rank)
-
-    limits = replace(network, timeout_s=min(network.timeout_s, _GROUP_TIMEOUT_S))
-    facts = on_all(
-        _START_TIMEOUT_S,
-        "load torch",
+    metadata = _metadata(actors)
+    group = rank_group(
         [
-            (
-                ray_rank.place_rank,
-                world,
-                decision.by_node[node],
-                settled.nodes[node],
-                limits,
-                gpus[node],
+            WorkerPlace(
+                node_id=m.node_id,
+                bundle=placement.bundle_of(index),
+                gpu_ids=tuple(map(str, m.gpu_ids)),
             )
-            for world, node in zip(worlds, node_of_rank, strict=True)
-        ],
+            for index, m in enumerate(metadata)
+        ]
     )
-    bound = ranks[0].call.remote(ray_rank.bind_store, facts[0]["address"], limits)
-    address, port = _result(bound, _JOIN_TIMEOUT_S, "bind the rendezvous store", decision, "")
-    on_all(
-        _JOIN_TIMEOUT_S,
-        "find each other",
-        [(ray_rank.join_group, world, address, port, limits, False) for world in worlds],
-    )
-    rates = _measure_pairs(ranks, worlds, node_of_rank, _labels(decision), decision)
+    ranks = _Ranks(actors, group, settled.decision)
+    limits = replace(network, timeout_s=min(network.timeout_s, _GROUP_TIMEOUT_S))
+    join_ranks(ranks, group, settled, limits, with_deepspeed=False)
+    rates = _measure_pairs(ranks, group, settled)
     if None in rates.values():
         return GroupResult(rates=rates)  # The group is not fit for more.
-    checked = on_all(
-        _COLLECTIVES_TIMEOUT_S,
-        "finish the collectives",
-        [(check_rank, world, node) for world, node in zip(worlds, node_of_rank, strict=True)],
+    checked: list[RankCollectives] = ranks.on_all(
+        check_rank, list(zip(group.worlds, group.node_of_rank, strict=True))
     )
+    # All ranks measure, or none: one that saw a wrong number would leave the others waiting.
+    if all(check.is_right is not False for rank in checked for check in rank.checks):
+        speeds = ranks.on_all(measure_rank, [(world,) for world in group.worlds])
+        checked = [
+            replace(rank, all_reduce=speed) for rank, speed in zip(checked, speeds, strict=True)
+        ]
     return GroupResult(rates=rates, ranks=tuple(checked))
 
 
-def _labels(decision: NetworkDecision) -> dict[str, str]:
-    return label_names({node: choice.node for node, choice in decision.by_node.items()})
+def _metadata(actors: Sequence[Any]) -> list[Any]:
+    """Return where the workers came up.
+
+    Raises:
+        ClusterError: One did not.
+    """
+    try:
+        return ray.get([a.get_metadata.remote() for a in actors], timeout=_START_TIMEOUT_S)
+    except RayError as error:
+        raise ClusterError(
+            problem=f"A rank did not come up within {_START_TIMEOUT_S:g} s: "
+            f"{type(error).__name__}.",
+            way_out="Look into Ray's logs on the nodes.",
+        ) from error
 
 
 def _measure_pairs(
-    ranks: Sequence[Any],
-    worlds: Sequence[World],
-    node_of_rank: Sequence[str],
-    labels: Mapping[str, str],
-    decision: NetworkDecision,
+    ranks: _Ranks, group: RankedGroup, settled: SettledNetwork
 ) -> dict[Pair, float | None]:
-    """Measure nodes against each other in two rounds, by the first rank of each."""
-    first = {labels[node]: node_of_rank.index(node) for node in dict.fromkeys(node_of_rank)}
+    """Measure hosts against each other in two rounds, by the first rank of each."""
+    names = {node: choice.node for node, choice in settled.decision.by_node.items()}
+    labels = label_names(names)
+    hosts = hosts_of(list(settled.nodes.values()))
+    first: dict[str, int] = {}
+    seen: set[int] = set()
+    for rank, node in enumerate(group.node_of_rank):
+        if hosts[node] not in seen:  # Two Ray nodes of one host reach each other without a wire.
+            seen.add(hosts[node])
+            first[labels[node]] = rank
     rates: dict[Pair, float | None] = {}
 
     def measure(waves: Sequence[Wave]) -> bool:
         for wave in waves:
-            calls = {
-                (pair, mine): ranks[first[mine]].call.remote(
-                    measure_rank_pair, first[pair[1] if mine == pair[0] else pair[0]]
-                )
-                for pair in wave
-                for mine in pair
-            }
-            found = {
-                key: _result(call, _PAIR_TIMEOUT_S, "measure a pair", decision, "")
-                for key, call in calls.items()
-            }
+            peers = {first[a]: first[b] for pair in wave for a, b in (pair, pair[::-1])}
+            found = ranks.on_some(measure_rank_pair, {r: (peer,) for r, peer in peers.items()})
+            by_rank = dict(zip(peers, found, strict=True))
             for pair in wave:
-                both = [found[pair, mine] for mine in pair]
+                both = [by_rank[first[name]] for name in pair]
                 rates[pair] = None if None in both else min(both)
             if any(rates[pair] is None for pair in wave):
                 return False
@@ -205,81 +220,36 @@ def _measure_pairs(
     return rates
 
 
-def _all(
-    actors: Sequence[Any],
-    calls: Sequence[tuple[Any, ...]],
-    timeout_s: float,
-    what: str,
-    decision: NetworkDecision,
-    node_of_rank: Sequence[str],
-) -> list[Any]:
-    """Call something on every rank and return all results.
-
-    Raises:
-        ClusterError: A rank raised, died or took too long; names its node where it is known.
-    """
-    references = [a.call.remote(*call) for a, call in zip(actors, calls, strict=True)]
-    ray.wait(references, num_returns=len(references), timeout=timeout_s)
-    nodes = [decision.by_node[node].node for node in node_of_rank] or [""] * len(references)
-    deadline = time.monotonic() + 1.0
-    return [
-        _result(reference, max(0.0, deadline - time.monotonic()), what, decision, node)
-        for reference, node in zip(references, nodes, strict=True)
-    ]
-
-
-def _result(
-    reference: Any, timeout_s: float, what: str, decision: NetworkDecision, node: str
-) -> Any:
-    """Return a call's result.
-
-    Raises:
-        ClusterError: It raised, its process died, or it took too long.
-    """
-    who = f"The rank on {node}" if node else "A rank"
-    try:
-        return ray.get(reference, timeout=timeout_s)
-    except RayTaskError as error:
-        if isinstance(error.cause, RaydistError):
-            raise error.cause from None
-        raise ClusterError(
-            problem=f"{who} did not {what} over {decision.label}: {error.cause!r}",
-            way_out="Look at the findings on versions and the network first.",
-        ) from error
-    except RayError as error:
-        raise ClusterError(
-            problem=f"{who} did not {what} over {decision.label}: {type(error).__name__}.",
-            way_out="Look at the findings on the network first, or leave the node out.",
-        ) from error
-
-
 def measure_rank_pair(peer: int) -> float | None:
     """Measure this rank with another; returns bytes per second. On the rank."""
     from raydist.train.collectives import measure_pair
     from raydist.train.rendezvous import choose_device
 
-    return measure_pair(
-        peer,
-        device=choose_device(ray_rank.placed_world()),
-        clock=SystemClock(),
-    )
+    device = choose_device(ray_rank.placed_world())
+    return measure_pair(peer, device=device, clock=SystemClock())
 
 
 def check_rank(world: World, node_id: str) -> RankCollectives:
     """Run the collectives with known numbers. On the rank."""
     import torch.distributed as dist
 
-    from raydist.train.collectives import check_collectives, measure_all_reduce
+    from raydist.train.collectives import check_collectives
     from raydist.train.rendezvous import choose_device
 
     device, clock = choose_device(world), SystemClock()
     checks, num_skipped = check_collectives(device=device, clock=clock)
-    is_whole = all(check.is_right is not False for check in checks)
     return RankCollectives(
         rank=world.rank,
         node_id=node_id,
         backend=dist.get_backend(),
         checks=checks,
-        all_reduce=measure_all_reduce(device=device, clock=clock) if is_whole else None,
         num_skipped=num_skipped,
     )
+
+
+def measure_rank(world: World) -> AllReduceRate:
+    """Measure all-reduce over all ranks. On the rank."""
+    from raydist.train.collectives import measure_all_reduce
+    from raydist.train.rendezvous import choose_device
+
+    return measure_all_reduce(device=choose_device(world), clock=SystemClock(), num_bytes=4 << 20)

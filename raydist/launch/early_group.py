@@ -45,11 +45,20 @@ def start_workers(
     placement: Placement,
     group: PlacementGroup,
     *,
-    with_deepspeed: bool,
+    with_deepspeed: bool | None,
     worker_class: type = RayTrainWorker,
     runtime_env: dict[str, Any] | None = None,
 ) -> list[Any]:
-    """Start one worker actor for each rank in its bundle; returns without waiting."""
+    """Start one worker actor for each rank in its bundle; returns without waiting.
+
+    Args:
+        placement: Decides which bundle.
+        group: The bundles.
+        with_deepspeed: Whether training will use DeepSpeed, so that the imports can begin; None
+            imports nothing ahead.
+        worker_class: Of the actors.
+        runtime_env: Of the actors.
+    """
     options: dict[str, Any] = bundle_to_remote_args(placement.resources_per_worker)
     if runtime_env is not None:
         options["runtime_env"] = runtime_env
@@ -62,7 +71,8 @@ def start_workers(
                 placement_group=group, placement_group_bundle_index=placement.bundle_of(index)
             )
         ).remote()
-        actor.execute.remote(ray_rank.preload, with_deepspeed)
+        if with_deepspeed is not None:
+            actor.execute.remote(ray_rank.preload, with_deepspeed)
         actors.append(actor)
     return actors
 

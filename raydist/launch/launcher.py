@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raydist.config.cli import Request, parse_request
-from raydist.errors import FailureKind, RankFailedError, RaydistError
+from raydist.errors import ClusterError, FailureKind, RankFailedError, RaydistError
 from raydist.launch.outliving import outlive_readers
 from raydist.train.job import Job
 
@@ -54,8 +54,9 @@ def _run(job: Job, arguments: Sequence[str]) -> int:
         request = parse_request(recipes, arguments, program=Path(sys.argv[0]).name)
         launch(job, request)
     except RaydistError as error:
-        # What all ranks were refused for is said once.
-        if isinstance(error, RankFailedError) or os.environ.get("RANK", "0") == "0":
+        # What all ranks were refused for is said once; what one of them met, by that one.
+        is_own = isinstance(error, RankFailedError | ClusterError)
+        if is_own or os.environ.get("RANK", "0") == "0":
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return error.kind.exit_code
     except KeyboardInterrupt:

@@ -12,7 +12,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raydist.errors import ClusterError, RaydistError
-from raydist.launch.placement import NodeView
+from raydist.launch.cluster_view import NodeView
 
 
 class _Agent:
@@ -50,22 +50,26 @@ class NodeAgents:
             raise ClusterError(
                 problem=f"Node {self.nodes[node_id].name} ({self.nodes[node_id].address}): "
                 f"{describe_failure(error, self._timeout_s)}",
-                way_out="Look into Ray's logs there, or leave it out with scaling.exclude_nodes.",
+                way_out="Look into Ray's logs there, or leave the node out.",
             ) from error
         return results
 
     def gather(
-        self, function: Callable[..., Any], arguments: Mapping[str, tuple[Any, ...]]
+        self,
+        function: Callable[..., Any],
+        arguments: Mapping[str, tuple[Any, ...]],
+        *,
+        timeout_s: float | None = None,
     ) -> tuple[dict[str, Any], dict[str, Exception]]:
         """Return the results of the nodes that answered in time, and what the others failed with.
 
-        All share one time limit.
+        All share one time limit: ``timeout_s``, or that of the agents.
         """
         calls = {
             node: self._agents[node].call.remote(function, *each)
             for node, each in arguments.items()
         }
-        ray.wait(list(calls.values()), num_returns=len(calls), timeout=self._timeout_s)
+        ray.wait(list(calls.values()), num_returns=len(calls), timeout=timeout_s or self._timeout_s)
         results: dict[str, Any] = {}
         failures: dict[str, Exception] = {}
         for node, call in calls.items():

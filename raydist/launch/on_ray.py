@@ -75,6 +75,7 @@ def run_on_ray(job: Job, request: Request) -> RunResult:
                 f"{batch.global_batch_size} = {placement.workers} ranks x "
                 f"{batch.micro_batch_size} x {batch.gradient_accumulation_steps} accumulation"
             )
+            console.say(f"reserving {placement.describe_bundles()}")
             early = _start_workers(placement, config.strategy)
             _wait_for_workers(early, placement, config.scaling.start_timeout_s, console)
             has_begun = True
@@ -177,6 +178,7 @@ def _fit(
             early_group=early,
             placement=placement,
             preflight=config.scaling.preflight,
+            start_timeout_s=config.scaling.start_timeout_s,
         ),
         scaling_config=ScalingConfig(
             num_workers=placement.workers,

@@ -3,46 +3,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from raydist.config import ScalingConfig
 from raydist.errors import CapacityError, ConfigError
+from raydist.launch.cluster_view import ClusterView, restricted, without_excluded
+from raydist.launch.labels import matches
 
-NODE_ID_LABEL = "ray.io/node-id"
+_NODE_ID_LABEL = "ray.io/node-id"
 _ACCELERATOR_LABEL = "ray.io/accelerator-type"
 _ACCELERATOR_RESOURCE = "accelerator_type:"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodeView:
-    """One living node: who it is and what it has in all, busy or free."""
-
-    node_id: str = ""
-    name: str = ""
-    address: str = ""
-    resources: Mapping[str, float]
-    labels: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodeType:
-    """A kind of node that the autoscaler adds, and how many there can be at once."""
-
-    resources: Mapping[str, float]
-    max_count: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClusterView:
-    """What a cluster has: resources in all, free now, at most with its autoscaler, and by node."""
-
-    total: Mapping[str, float]
-    free: Mapping[str, float]
-    could_scale_to: Mapping[str, float]
-    nodes: Sequence[NodeView]
-    node_types: Sequence[NodeType] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +53,11 @@ class Placement:
         """Return the bundle that a worker, counted from 0, lives in."""
         return worker // (self.workers_per_node or 1)
 
+    def describe_bundles(self) -> str:
+        """Return what Ray is asked to reserve, in words."""
+        bundles = self.bundles
+        return f"{len(bundles)} bundles of {_amounts(bundles[0])}, {self.strategy}"
+
     def describe(self) -> str:
         """Return ranks and bundles in words."""
         text = f"{self.workers} x {_amounts(self.resources_per_worker)}"
@@ -101,7 +77,14 @@ def plan_placement(scaling: ScalingConfig, view: ClusterView) -> Placement:
     labels = dict(scaling.labels)
     view, excluded = without_excluded(scaling.exclude_nodes, view)
     if excluded:
-        labels[NODE_ID_LABEL] = f"!in({','.join(excluded)})"
+        labels[_NODE_ID_LABEL] = f"!in({','.join(excluded)})"
+    view = restricted(view, lambda node: matches(scaling.labels, node.labels))
+    if not view.nodes and not _can_grow(view):
+        raise ConfigError(
+            problem=f"No node matches scaling.labels={scaling.labels}, and the cluster cannot "
+            "grow.",
+            way_out="Start Ray on nodes with --labels, or leave scaling.labels out.",
+        )
     has_gpus = view.could_scale_to.get("GPU", 0) > 0
     if has_gpus:
         # Those that are there now; more only when the configuration asks for them.
@@ -119,6 +102,8 @@ def plan_placement(scaling: ScalingConfig, view: ClusterView) -> Placement:
         workers = scaling.planned_workers or scaling.cpu_workers
     if scaling.accelerator_type:
         labels[_ACCELERATOR_LABEL] = scaling.accelerator_type
+        wanted = f"{_ACCELERATOR_RESOURCE}{scaling.accelerator_type}"
+        view = restricted(view, lambda node: wanted in node.resources)
     per_node = workers // scaling.nodes if scaling.nodes else None
     each = scaling.cpus_per_worker or _cpu_share(view, workers, per_node, has_gpus)
     placement = Placement(
@@ -131,40 +116,13 @@ def plan_placement(scaling: ScalingConfig, view: ClusterView) -> Placement:
     return placement
 
 
-def without_excluded(names: Sequence[str], view: ClusterView) -> tuple[ClusterView, list[str]]:
-    """Leave out nodes by name, address or node id; also return their node ids.
+def eligible(placement: Placement, view: ClusterView) -> ClusterView:
+    """Return the view of the nodes that match the placement's labels."""
+    return restricted(view, lambda node: matches(placement.labels, node.labels))
 
-    Raises:
-        ConfigError: A name that no node has.
-    """
-    excluded: list[NodeView] = []
-    for name in names:
-        found = [n for n in view.nodes if name in (n.name, n.address, n.node_id)]
-        if not found:
-            known = ", ".join(sorted(f"{n.name} ({n.address})" for n in view.nodes))
-            raise ConfigError(
-                problem=f"No node to exclude is called {name!r}; there are {known}.",
-                way_out="Give a node's name, address or Ray node id.",
-            )
-        excluded += found
-    if not excluded:
-        return view, []
 
-    def less(amounts: Mapping[str, float]) -> dict[str, float]:
-        gone: Counter[str] = Counter()
-        for node in excluded:
-            gone.update(node.resources)
-        return {k: max(0.0, v - gone.get(k, 0)) for k, v in amounts.items()}
-
-    ids = list(dict.fromkeys(n.node_id for n in excluded))
-    view = replace(
-        view,
-        total=less(view.total),
-        free=less(view.free),
-        could_scale_to=less(view.could_scale_to),
-        nodes=[n for n in view.nodes if n.node_id not in ids],
-    )
-    return view, ids
+def _can_grow(view: ClusterView) -> bool:
+    return any(view.could_scale_to.get(n, 0) > view.total.get(n, 0) for n in ("GPU", "CPU"))
 
 
 def _check_capacity(placement: Placement, view: ClusterView) -> None:

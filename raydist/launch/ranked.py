@@ -28,6 +28,8 @@ from raydist.world import World
 if TYPE_CHECKING:
     import torch
 
+_MEET_TIMEOUT_S = 120.0  # The launcher starts the ranks together; their imports differ by seconds.
+
 
 def run_ranked(job: Job, request: Request) -> RunResult | None:
     """Be one rank of a run that another launcher has started; rank 0 returns the result.
@@ -136,6 +138,7 @@ def _join(request: Request, world: World, device: torch.device) -> dict[str, Any
         device=device,
         store=None,
         timeout_s=config.network.timeout_s,
+        meet_timeout_s=min(config.network.timeout_s, _MEET_TIMEOUT_S),
         with_deepspeed=config.strategy == "zero3",
     )
     return facts

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+from dataclasses import replace
 from typing import Literal
 
 from raydist.config import NetworkConfig
@@ -44,6 +45,8 @@ def choose_by_route(
         backend=backend,
     )
     choice = decision.by_node[facts.node_id]
+    if world.num_nodes > 1 and not decision.pinned:
+        choice = replace(choice, source=f"leads to rank 0 at {master_addr}")
     if world.num_nodes > 1 and ipaddress.ip_address(choice.address).is_loopback:
         raise ClusterError(
             problem=f"Node {node}: interface {choice.interface} is loopback, and ranks sit on "

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from raydist.errors import ConfigError
@@ -46,6 +46,36 @@ def order_workers(places: Sequence[WorkerPlace]) -> list[int]:
         return first[place.node_id], place.node_id, gpus, place.bundle, index
 
     return sorted(range(len(places)), key=key)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankedGroup:
+    """Workers as ranks: their order, each rank's node and world, each node's GPUs in rank order."""
+
+    order: tuple[int, ...]
+    node_of_rank: tuple[str, ...]
+    worlds: tuple[World, ...]
+    gpus: Mapping[str, tuple[str, ...]]
+
+
+def rank_group(places: Sequence[WorkerPlace]) -> RankedGroup:
+    """Return which worker becomes which rank.
+
+    Raises:
+        ConfigError: Two workers were given one GPU.
+    """
+    order = order_workers(places)
+    gpus: dict[str, tuple[str, ...]] = {}
+    for index in order:
+        place = places[index]
+        gpus[place.node_id] = (*gpus.get(place.node_id, ()), *place.gpu_ids)
+    node_of_rank = tuple(places[index].node_id for index in order)
+    return RankedGroup(
+        order=tuple(order),
+        node_of_rank=node_of_rank,
+        worlds=tuple(rank_worlds(node_of_rank)),
+        gpus=gpus,
+    )
 
 
 def rank_worlds(node_of_rank: Sequence[str]) -> list[World]:

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 
 from raydist.config import NetworkConfig
 from raydist.network import (
+    ONE_NODE,
     CandidateNetwork,
     NetworkDecision,
     NetworkProbe,
@@ -23,6 +24,8 @@ from raydist.network import (
     inventory,
     routes,
 )
+from raydist.network.environment import active_rdma
+from raydist.network.facts import RdmaKind
 from raydist.network.faults import NetworkFault, network_faults
 from raydist.network.probe import ProbeServer, send_rate_mbps, try_peers
 
@@ -51,6 +54,11 @@ class SettledNetwork:
     nodes: Mapping[str, NodeNetwork]
     decision: NetworkDecision
     faults: tuple[NetworkFault, ...] = ()
+
+    @property
+    def shared_rdma(self) -> frozenset[RdmaKind]:
+        """Kinds of RDMA that every node can use."""
+        return frozenset.intersection(*(frozenset(active_rdma(n)) for n in self.nodes.values()))
 
     def describe(self) -> list[str]:
         """Return lines: what was taken and why, what was not and why, what is odd."""
@@ -99,16 +107,16 @@ def settle_network(
         )
 
     decision = choose(())
-    if not try_it or len(nodes) == 1:
-        return SettledNetwork(nodes=nodes, decision=decision)
     # Interfaces that were named are used as named: nothing else is tried beside them.
-    is_named = network.interface or network.node_interfaces or any(map(_is_named, facts))
-    candidates = [] if is_named else candidate_networks(facts)
-    if decision.label not in {candidate.label for candidate in candidates}:
-        candidates = [_as_candidate(decision)]
-    probes = _try_networks(on_nodes, candidates, network.reach_timeout_s)
+    candidates = [] if decision.pinned else candidate_networks(facts)
+    probes: list[NetworkProbe] = []
+    while try_it and decision.label not in (ONE_NODE, *(probe.label for probe in probes)):
+        if decision.label not in {candidate.label for candidate in candidates}:
+            candidates = [_as_candidate(decision)]
+        probes += _try_networks(on_nodes, candidates, network.reach_timeout_s)
+        decision = choose(probes)
     return SettledNetwork(
-        nodes=nodes, decision=choose(probes), faults=tuple(network_faults(facts, probes))
+        nodes=nodes, decision=decision, faults=tuple(network_faults(facts, probes))
     )
 
 
@@ -123,10 +131,6 @@ def _with_routes(on_nodes: OnNodes, nodes: dict[str, NodeNetwork]) -> dict[str, 
     peers = {node: [ip for n, ips in own.items() if n != node for ip in ips] for node in nodes}
     found = on_nodes(find_routes, {node: (addresses,) for node, addresses in peers.items()})
     return {node: replace(facts, sources=found[node]) for node, facts in nodes.items()}
-
-
-def _is_named(node: NodeNetwork) -> bool:
-    return bool({"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} & node.environment.keys())
 
 
 def _as_candidate(decision: NetworkDecision) -> CandidateNetwork:
@@ -148,43 +152,65 @@ def _try_networks(
         node: (tuple(dict.fromkeys(c.addresses[node] for c in candidates)), token)
         for node in node_ids
     }
+    # Where something breaks before the end, they close themselves.
     ports: dict[str, dict[str, int]] = on_nodes(open_probes, own)
-    try:
-        probes = []
-        for candidate in candidates:
-            where = {n: (a, ports[n][a]) for n, a in candidate.addresses.items()}
-            answers: dict[str, dict[str, str | None]] = on_nodes(
-                ask_peers,
-                {
-                    node: (
-                        {n: w for n, w in where.items() if n != node},
-                        candidate.addresses[node],
-                        token,
-                        timeout_s,
-                    )
-                    for node in node_ids
-                },
+    probes = [
+        _try_network(
+            on_nodes,
+            candidate,
+            ports,
+            token=token,
+            timeout_s=timeout_s,
+            with_rates=len(candidates) > 1,
+        )
+        for candidate in candidates
+    ]
+    on_nodes(close_probes, {node: () for node in node_ids})
+    return probes
+
+
+def _try_network(
+    on_nodes: OnNodes,
+    candidate: CandidateNetwork,
+    ports: Mapping[str, Mapping[str, int]],
+    *,
+    token: bytes,
+    timeout_s: float,
+    with_rates: bool,
+) -> NetworkProbe:
+    """Have every node ask every other over one network; a node that cannot listen is silent."""
+    node_ids = list(candidate.addresses)
+    where = {n: (a, ports[n][a]) for n, a in candidate.addresses.items() if a in ports[n]}
+    answers: dict[str, dict[str, str | None]] = on_nodes(
+        ask_peers,
+        {
+            node: (
+                {n: w for n, w in where.items() if n != node},
+                candidate.addresses[node],
+                token,
+                timeout_s,
             )
-            unreachable = tuple(
-                (node, peer)
-                for node, by_peer in answers.items()
-                for peer, error in by_peer.items()
-                if error is not None
-            )
-            rates: dict[tuple[str, str], float] = {}
-            if len(candidates) > 1 and not unreachable:
-                rates = _ring_rates(on_nodes, candidate, where, token, timeout_s)
-            probes.append(
-                NetworkProbe(
-                    label=candidate.label,
-                    unreachable=unreachable,
-                    rates_mbps=rates,
-                    slowest_mbps=min(rates.values(), default=None),
-                )
-            )
-        return probes
-    finally:
-        on_nodes(close_probes, {node: () for node in node_ids})
+            for node in node_ids
+        },
+    )
+    unreachable = [
+        (node, peer)
+        for node in node_ids
+        for peer in node_ids
+        if node != peer and (peer not in where or answers[node][peer] is not None)
+    ]
+    rates: dict[tuple[str, str], float | None] = {}
+    if with_rates and not unreachable:
+        rates = _ring_rates(on_nodes, candidate, where, token, timeout_s)
+        # A few bytes came through and many do not: an MTU that is not everyone's, say.
+        unreachable = [pair for pair, rate in rates.items() if rate is None]
+    known = {pair: rate for pair, rate in rates.items() if rate is not None}
+    return NetworkProbe(
+        label=candidate.label,
+        unreachable=tuple(unreachable),
+        rates_mbps=known,
+        slowest_mbps=min(known.values(), default=None),
+    )
 
 
 def _ring_rates(
@@ -193,11 +219,11 @@ def _ring_rates(
     where: Mapping[str, tuple[str, int]],
     token: bytes,
     timeout_s: float,
-) -> dict[tuple[str, str], float]:
+) -> dict[tuple[str, str], float | None]:
     """Let every node send to the next one, all at once, as a ring all-reduce does.
 
     Returns:
-        Mb/s by (from, to) node id; empty where one failed, as nothing can be compared then.
+        Mb/s by (from, to) node id; None where the data did not get through.
     """
     node_ids = list(where)
     following = dict(zip(node_ids, [*node_ids[1:], node_ids[0]], strict=True))
@@ -208,8 +234,6 @@ def _ring_rates(
             for node in node_ids
         },
     )
-    if None in rates.values():
-        return {}
     return {(node, following[node]): rate for node, rate in rates.items()}
 
 

@@ -32,8 +32,8 @@ from raydist.errors import (
 )
 from raydist.launch.cluster import session_folder
 from raydist.launch.events import RowReporter, write_event
-from raydist.launch.rank_lines import describe_ranks, rank_facts
-from raydist.network import NodeChoice, NodeNetwork, network_environment
+from raydist.launch.rank_lines import rank_facts
+from raydist.network import NodeChoice, NodeNetwork, RdmaKind, network_environment
 from raydist.world import World
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ def place_rank(
     node: NodeNetwork,
     network: NetworkConfig,
     gpus_of_node: Sequence[str],
+    shared_rdma: frozenset[RdmaKind],
 ) -> dict[str, Any]:
     """Place this worker: its devices, its interface, its variables, its threads.
 
@@ -119,6 +120,8 @@ def place_rank(
         num_nodes=world.num_nodes,
         backend="nccl" if torch.cuda.is_available() else "gloo",
         debug=network.debug,
+        trace_prefix=f"{session_folder()}/logs/raydist-collectives-rank-",
+        shared_rdma=shared_rdma,
     )
     os.environ.update(implied.values)
     for line in implied.explain():
@@ -162,8 +165,10 @@ def bind_store(world_address: str, network: NetworkConfig) -> tuple[str, int]:
             raise ClusterError(
                 problem=f"The rendezvous store cannot be bound on {world_address} port "
                 f"{network.master_port or 0}: {_first_line(error)}",
-                way_out="Leave network.master_port out, or name a port that is free on rank 0's "
-                "node.",
+                way_out="Set network.master_port to a port that is free on rank 0's node, or leave "
+                "it out."
+                if network.master_port
+                else "Check that rank 0's node may listen on that address.",
             ) from error
     return world_address, _store.port
 
@@ -209,12 +214,6 @@ def join_group(
 def say(text: str) -> None:
     """Show one line to the user."""
     write_event("say", text)
-
-
-def say_ranks(facts: list[dict[str, Any]]) -> None:
-    """Show one line per rank."""
-    for line in describe_ranks(facts):
-        say(line)
 
 
 def leave_group() -> None:

@@ -18,9 +18,9 @@ from raydist.network.candidates import (
 from raydist.network.cautions import cautions
 from raydist.network.decision import (
     AS_SET,
+    ONE_NODE,
     NetworkDecision,
     NetworkProbe,
-    NodeChoice,
     Run,
     first_pin,
     node_choice,
@@ -29,8 +29,6 @@ from raydist.network.facts import NodeNetwork
 from raydist.network.presets import NCCL, Pin, pin_of, under_nccl_filter
 from raydist.network.ranking import best_network, why
 from raydist.network.routed import reach_by_routes
-
-__all__ = ["AS_SET", "NetworkDecision", "NetworkProbe", "NodeChoice", "choose_network"]
 
 
 def choose_network(
@@ -142,7 +140,11 @@ def _on_one_host(run: Run, notes: Sequence[str]) -> NetworkDecision:
             node, interface=carrier.name, address=address, source="one node"
         )
     return NetworkDecision(
-        label="one node", by_node=choices, reason="all ranks are on one node", warnings=(*notes,)
+        label=ONE_NODE,
+        by_node=choices,
+        reason="all ranks are on one node",
+        warnings=(*notes,),
+        pinned=frozenset(run.pins),
     )
 
 

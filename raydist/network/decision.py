@@ -10,6 +10,7 @@ from raydist.network.facts import NodeNetwork
 from raydist.network.presets import Pin
 
 AS_SET = "interfaces as set"
+ONE_NODE = "one node"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +56,7 @@ class NetworkDecision:
         reason: One clause for the whole of it.
         rejected: Networks that were not taken, each with why.
         warnings: What works but is worth knowing.
+        pinned: Node ids whose interface a setting decides.
     """
 
     label: str
@@ -62,6 +64,7 @@ class NetworkDecision:
     reason: str
     rejected: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
+    pinned: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from raydist.network.decision import NodeChoice
-from raydist.network.facts import NodeNetwork, RdmaDevice
+from raydist.network.facts import NodeNetwork, RdmaDevice, RdmaKind
 from raydist.network.presets import GLOO, NCCL, nccl_takes
 
 Backend = Literal["nccl", "gloo"]
@@ -47,6 +47,7 @@ def network_environment(
     backend: Backend,
     debug: Debug = "off",
     trace_prefix: str | None = None,
+    shared_rdma: Collection[RdmaKind] | None = None,
 ) -> ImpliedEnvironment:
     """Return the variables that the choice implies; what the site has set is kept.
 
@@ -65,13 +66,15 @@ def network_environment(
             collectives of each rank and writes them when one times out.
         trace_prefix: Path to which a rank number is added for those records; None leaves torch
             its own, below the cache directory.
+        shared_rdma: Kinds that every node has active; None takes the node's own for everyone's.
+            A rank that talks over RDMA does not reach one that cannot.
 
     Source: NCCL user guide, "Environment Variables"; torch 2.13, ProcessGroupNCCL.hpp and
     FlightRecorder.hpp; aws-ofi-nccl, platform-aws; libfabric, fi_efa(7).
     """
     wanted: dict[str, tuple[str, str]] = {GLOO: (choice.interface, choice.source)}
     if backend == "nccl":
-        wanted |= _nccl(choice, facts, num_nodes)
+        wanted |= _nccl(choice, facts, num_nodes, shared_rdma)
     wanted |= _debug(backend, debug, trace_prefix)
     site = {key: facts.environment[key] for key in wanted if facts.environment.get(key)}
     return ImpliedEnvironment(
@@ -82,7 +85,17 @@ def network_environment(
     )
 
 
-def _nccl(choice: NodeChoice, facts: NodeNetwork, num_nodes: int) -> dict[str, tuple[str, str]]:
+def active_rdma(facts: NodeNetwork) -> set[RdmaKind]:
+    """Return the kinds of RDMA that a node can use."""
+    return {device.kind for device in facts.rdma if device.is_active}
+
+
+def _nccl(
+    choice: NodeChoice,
+    facts: NodeNetwork,
+    num_nodes: int,
+    shared_rdma: Collection[RdmaKind] | None,
+) -> dict[str, tuple[str, str]]:
     # torch's default, 3, ends the process too, but leaves the communicators to the kernel.
     wanted = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": ("1", "a failed collective ends the rank")}
     if num_nodes == 1:
@@ -90,15 +103,16 @@ def _nccl(choice: NodeChoice, facts: NodeNetwork, num_nodes: int) -> dict[str, t
     wanted[NCCL] = (f"={choice.interface}", "the same interface, exactly")
     if ":" in choice.address:
         wanted["NCCL_SOCKET_FAMILY"] = ("AF_INET6", f"{choice.address} is IPv6")
-    ports = _rdma_ports(facts.rdma)
+    shared = active_rdma(facts) if shared_rdma is None else shared_rdma
+    ports = _rdma_ports([device for device in facts.rdma if device.kind in shared])
     if ports:
         names = ",".join(f"{d.name}:{d.port}" for d in ports)
         kind = "InfiniBand" if ports[0].kind == "infiniband" else "RoCE"
         wanted["NCCL_IB_HCA"] = (f"={names}", f"active {kind} ports")
-    elif any(d.kind == "efa" for d in facts.rdma):
+    elif "efa" in shared:
         wanted["FI_PROVIDER"] = ("efa", "Elastic Fabric Adapter")
-    elif not facts.rdma:
-        wanted["NCCL_IB_DISABLE"] = ("1", "no RDMA device")
+    elif not facts.rdma or (shared_rdma is not None and not shared):
+        wanted["NCCL_IB_DISABLE"] = ("1", "no RDMA device that every node has")
     return wanted
 
 

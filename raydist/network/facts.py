@@ -39,11 +39,6 @@ class Interface:
         """Its addresses without prefix lengths."""
         return tuple(address.partition("/")[0] for address in self.addresses)
 
-    def address_in(self, network: str) -> str | None:
-        """Return its first address inside ``network`` (`10.0.0.0/24`), None without one."""
-        inside = ipaddress.ip_network(network)
-        return next((ip for ip in self.ips if ipaddress.ip_address(ip) in inside), None)
-
     def own(self, address: str) -> str | None:
         """Return ``address`` as this interface spells it, None where it is not one of its own.
 

@@ -108,19 +108,18 @@ def _slow(nodes: Sequence[NodeNetwork], probes: Sequence[NetworkProbe]) -> list[
 
 
 def blame(pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the fewest nodes that explain all unreachable pairs, the most frequent first.
+    """Return few nodes that explain all unreachable pairs, the one with most partners first.
 
-    Where one pair alone is left, both of its ends are named: which it is cannot be told.
+    Of a pair that stands alone both ends are named: which it is cannot be told.
     """
-    left = [pair for pair in pairs if pair[0] != pair[1]]
+    left = {frozenset(pair) for pair in pairs if pair[0] != pair[1]}
     blamed: list[str] = []
     while left:
-        counts = Counter(node for pair in left for node in pair)
-        most = max(counts.values())
-        worst = sorted(node for node, count in counts.items() if count == most)
-        ends = {node for pair in left for node in pair}
-        blamed += worst if len(ends) == 2 else worst[:1]
-        left = [pair for pair in left if not set(pair) & set(blamed)]
+        partners = Counter(node for pair in left for node in pair)
+        worst = min(partners, key=lambda node: (-partners[node], node))
+        ends = sorted(next(pair for pair in left if worst in pair))
+        blamed += [worst] if partners[worst] > 1 else ends
+        left = {pair for pair in left if not pair & set(blamed)}
     return blamed
 
 

@@ -21,15 +21,12 @@ _PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
 _DISCARD_PORT = 9
 
 
-def inventory(
-    *, node_id: str, address: str, peers: Sequence[str] = (), root: Path = Path("/")
-) -> NodeNetwork:
-    """Return this machine's network.
+def inventory(*, node_id: str, address: str, root: Path = Path("/")) -> NodeNetwork:
+    """Return this machine's network, but for its routes.
 
     Args:
         node_id: Its identity in the cluster.
         address: The address by which the cluster knows it.
-        peers: Addresses of the other nodes, all of them, to ask for routes.
         root: Where `sys` and `proc` lie.
     """
     import psutil
@@ -42,7 +39,6 @@ def inventory(
         interfaces=read_interfaces(psutil.net_if_addrs(), psutil.net_if_stats(), root=root),
         rdma=read_rdma(root=root),
         environment=network_variables(os.environ),
-        sources=routes(peers),
         resolves_to=_resolve(node),
     )
 

@@ -8,6 +8,7 @@ it is the one meant: a private address may belong to another machine here than t
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import struct
 import threading
@@ -15,44 +16,51 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+logger = logging.getLogger(__name__)
+
 _TOKEN_BYTES = 16
 _REACH, _BURST = b"r", b"b"
 _ANSWER = struct.Struct("!Qd")  # bytes received, seconds from the first to the last
 _CHUNK = bytes(256 * 1024)
 _MAX_THREADS = 32
 _SERVE_TIMEOUT_S = 30.0
+_FORGOTTEN_AFTER_S = 300.0
+_SEND_BUFFER_BYTES = 1 << 20
+"""Bounds what is on its way when the time is over: a slow link must empty it before it answers."""
 
 
 class ProbeServer:
-    """Answers probes on this node's addresses until it is closed.
+    """Answers probes on this node's addresses until it is closed, or forgotten for minutes.
 
-    Raises:
-        OSError: An address cannot be bound.
+    An address that cannot be bound has no port: nobody is answered there.
     """
 
     def __init__(self, addresses: Sequence[str], *, token: bytes) -> None:
         self._token = token
         self._sockets: dict[str, socket.socket] = {}
         self._is_closed = False
-        try:
-            for address in addresses:
+        for address in addresses:
+            try:
                 self._sockets[address] = socket.create_server(
                     (address, 0), family=_family(address), backlog=128
                 )
-        except OSError:
-            self.close()
-            raise
+            except OSError as error:
+                logger.warning("nobody can be answered on %s: %s", address, error)
         for listener in self._sockets.values():
             threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        self._forgotten = threading.Timer(_FORGOTTEN_AFTER_S, self.close)
+        self._forgotten.daemon = True
+        self._forgotten.start()
 
     @property
     def ports(self) -> dict[str, int]:
-        """The port on each address."""
+        """The port on each address that could be bound."""
         return {address: s.getsockname()[1] for address, s in self._sockets.items()}
 
     def close(self) -> None:
         """Stop listening."""
         self._is_closed = True
+        self._forgotten.cancel()
         for listener in self._sockets.values():
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)  # Wakes the thread in accept.
@@ -112,10 +120,11 @@ def send_rate_mbps(
     """Send to a peer for a while and return the rate at which it received, in Mb/s.
 
     Returns:
-        None where the peer did not answer.
+        None where the data did not get through.
     """
     try:
         with _connect(where, source, token, _BURST, timeout_s) as peer:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
             deadline = time.monotonic() + seconds
             while time.monotonic() < deadline:
                 peer.sendall(_CHUNK)

@@ -56,6 +56,7 @@ def reach_by_routes(
         by_node=choices,
         reason=f"as set on {len(run.pins)} of {len(nodes)} nodes",
         warnings=(*notes, said, *cautions(nodes, interfaces, run.names)),
+        pinned=frozenset(run.pins),
     )
 
 

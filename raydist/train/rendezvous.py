@@ -7,6 +7,7 @@ import contextlib
 import io
 import logging
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
@@ -102,6 +103,8 @@ def join(
     backend = "nccl" if device.type == "cuda" else "gloo"
     options: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
     if not dist.is_initialized():
+        if store is not None:
+            store.set(_arrival_key(world.rank), socket.gethostname())
         try:
             dist.init_process_group(
                 backend,
@@ -113,9 +116,10 @@ def join(
             )
         except RuntimeError as error:  # torch's network errors are among them.
             raise RankUnreachableError(
-                problem=f"Rank {world.rank} did not find the other {world.world_size - 1} ranks "
-                f"over {os.environ.get('GLOO_SOCKET_IFNAME') or 'the default interface'}: "
-                f"{str(error).strip().splitlines()[0]}",
+                problem=f"Rank {world.rank} on {socket.gethostname()} did not find the other "
+                f"{world.world_size - 1} ranks over "
+                f"{os.environ.get('GLOO_SOCKET_IFNAME') or 'the default interface'}: "
+                f"{_who_is_missing(store, world)}{str(error).strip().splitlines()[0]}",
                 way_out="Check the network between the nodes with `raydist doctor`, or set "
                 "network.interface.",
             ) from error
@@ -142,6 +146,21 @@ def join(
             problem=f"DeepSpeed sees {seen} ranks; the launcher built {world.world_size}.",
             way_out="Remove MPI or launcher variables from the workers' environment.",
         )
+
+
+def _arrival_key(rank: int) -> str:
+    return f"raydist/arrived/{rank}"
+
+
+def _who_is_missing(store: Any, world: World) -> str:
+    """Name the ranks that have not come to the store, as far as it still answers."""
+    if store is None:
+        return ""
+    try:
+        missing = [r for r in range(world.world_size) if not store.check([_arrival_key(r)])]
+    except RuntimeError:
+        return "rank 0's store does not answer; "
+    return f"ranks {missing} did not come; " if missing else "all came to the store; "
 
 
 @contextlib.contextmanager

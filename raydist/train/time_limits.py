@@ -15,8 +15,9 @@ from raydist.errors import ClusterError
 def hold_time_limits(timeout_s: float) -> int:
     """Give every process group of this process the one time limit, and read it back.
 
-    DeepSpeed makes its groups without one, and they get torch's default: half an hour for gloo.
-    Uses what torch's own public calls are made of; there is no public way to list the groups.
+    DeepSpeed makes its groups without one, and they would get torch's default, half an hour for
+    gloo: the default is changed too, for those that are made later. Uses what torch's own public
+    calls are made of; there is no public way to list the groups or to set the default.
 
     Args:
         timeout_s: Of one collective.
@@ -27,9 +28,13 @@ def hold_time_limits(timeout_s: float) -> int:
     Raises:
         ClusterError: A group kept another limit.
     """
+    limit = timedelta(seconds=timeout_s)
+    distributed_c10d.default_pg_timeout = limit
+    if distributed_c10d.is_nccl_available():
+        distributed_c10d.default_pg_nccl_timeout = limit  # pyright: ignore[reportPrivateImportUsage]
     groups = list(distributed_c10d._world.pg_map)
     for group in groups:
-        distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
+        distributed_c10d._set_pg_timeout(limit, group)
         kept = {name: s for name, s in _time_limits_s(group).items() if s != timeout_s}
         if kept:
             raise ClusterError(

@@ -25,11 +25,12 @@ class Examination:
         return [f for f in self.report["findings"] if f["severity"] == severity]
 
     def about(self, check: str) -> dict[str, Any]:
-        """The one finding of a check that is not a note."""
-        (found,) = [
+        """The gravest finding of a check that is not a note."""
+        found = [
             f for f in self.report["findings"] if f["check"] == check and f["severity"] != "note"
         ]
-        return found
+        assert found, self.report["findings"]
+        return found[0]
 
 
 def examine(cluster: LocalCluster, *arguments: str, on: int = 1) -> Examination:

@@ -86,7 +86,7 @@ def test_dry_run_shows_every_ranks_network_and_reserves_nothing(
     for number, (interface, address) in enumerate(_data(cluster3, 1, 2, 3), 1):
         host = _host(cluster3, number)
         assert re.search(rf"^\d +{host} +CPU +{interface} +{address} ", done.stdout, re.MULTILINE)
-    assert "3 x [2 CPU], 1 on each of 3 nodes, STRICT_SPREAD bundles" in done.stdout
+    assert "3 x [2 CPU], 1 on each of 3 nodes = 3 bundles of [2 CPU], STRICT_SPREAD" in done.stdout
     assert not jobs.storage.exists()
 
 

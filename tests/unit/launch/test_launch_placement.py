@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from raydist.config import ScalingConfig
 from raydist.errors import CapacityError, ConfigError
-from raydist.launch.placement import ClusterView, NodeType, NodeView, plan_placement
+from raydist.launch.cluster_view import ClusterView, NodeType, NodeView
+from raydist.launch.placement import plan_placement
 
 
 def _view(
@@ -173,12 +175,37 @@ def test_placement_excluding_a_node_that_is_not_there_names_those_that_are() -> 
 
 
 def test_placement_hands_labels_and_accelerator_type_to_every_bundle() -> None:
-    view = _cluster({"GPU": 8, "CPU": 64, "accelerator_type:H100": 1})
+    node = NodeView(
+        node_id="id1", name="n1", address="10.0.0.1", labels={"market-type": "spot"},
+        resources={"GPU": 8, "CPU": 64, "accelerator_type:H100": 1},
+    )  # fmt: skip
+    view = replace(_cluster(dict(node.resources)), nodes=[node])
     scaling = ScalingConfig(accelerator_type="H100", labels={"market-type": "spot"})
     assert plan_placement(scaling, view).labels == {
         "market-type": "spot",
         "ray.io/accelerator-type": "H100",
     }
+
+
+def test_placement_counts_only_nodes_that_match_the_labels() -> None:
+    view = _cluster({"GPU": 8, "CPU": 64}, {"GPU": 8, "CPU": 64})
+    first, second = view.nodes
+    view = replace(view, nodes=[replace(first, labels={"market-type": "spot"}), second])
+    spot = ScalingConfig(labels={"market-type": "spot"})
+    assert plan_placement(spot, view).workers == 8
+    with pytest.raises(CapacityError):
+        plan_placement(replace(spot, workers=16), view)
+    with pytest.raises(ConfigError, match=r"No node matches scaling\.labels"):
+        plan_placement(ScalingConfig(labels={"market-type": "on-demand"}), view)
+
+
+def test_placement_of_more_ranks_than_there_are_gpus_of_a_type_is_refused() -> None:
+    view = _cluster(
+        {"GPU": 4, "CPU": 64, "accelerator_type:H100": 1},
+        {"GPU": 8, "CPU": 64, "accelerator_type:A100": 1},
+    )
+    with pytest.raises(CapacityError, match="8 GPU"):
+        plan_placement(ScalingConfig(accelerator_type="H100", workers=8), view)
 
 
 def test_placement_without_gpus_takes_cpu_workers() -> None:

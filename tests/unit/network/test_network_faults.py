@@ -89,6 +89,7 @@ def test_rates_that_differ_as_on_a_busy_machine_are_no_fault() -> None:
         ([("a", "b"), ("b", "a")], ["a", "b"]),
         ([("a", "c"), ("b", "c")], ["c"]),
         ([("a", "c"), ("b", "c"), ("d", "e")], ["c", "d", "e"]),
+        ([("a", "b"), ("b", "a"), ("c", "d"), ("d", "c")], ["a", "b", "c", "d"]),
     ],
 )
 def test_blame_is_the_fewest_nodes_that_explain_it(

@@ -85,9 +85,12 @@ def test_rate_of_a_peer_that_is_not_there_is_none(server: ProbeServer) -> None:
     assert send_rate_mbps(where, source="127.0.0.1", token=TOKEN, seconds=0.05, timeout_s=1) is None
 
 
-def test_server_on_an_address_that_is_not_here_is_an_error_and_leaves_nothing_open() -> None:
-    with pytest.raises(OSError):
-        ProbeServer(["127.0.0.1", "192.0.2.1"], token=TOKEN)
+def test_server_on_an_address_that_is_not_here_has_no_port_there_and_answers_elsewhere() -> None:
+    server = ProbeServer(["127.0.0.1", "192.0.2.1"], token=TOKEN)
+    assert list(server.ports) == ["127.0.0.1"]
+    peers = {"here": ("127.0.0.1", server.ports["127.0.0.1"])}
+    assert try_peers(peers, source="127.0.0.1", token=TOKEN, timeout_s=5) == {"here": None}
+    server.close()
 
 
 def test_server_that_was_closed_frees_its_port(server: ProbeServer) -> None:
