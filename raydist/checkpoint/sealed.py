@@ -9,6 +9,7 @@ from typing import Any
 from awscrt import checksums
 
 _FIELD = "crc32c"
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 def seal(record: dict[str, Any]) -> bytes:
@@ -36,4 +37,4 @@ def _checksum(record: dict[str, Any]) -> int:
 
 
 def _dump(record: dict[str, Any]) -> bytes:
-    return json.dumps(record, separators=(",", ":")).encode()
+    return _ENCODER.encode(record).encode()

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from raydist.errors import ObjectExistsError, ObjectMissingError
 from raydist.storage.keys import TEMPORARY_PREFIX, check_key, check_prefix, check_range
 from raydist.storage.local_errors import explained
+from raydist.storage.stale_uploads import Upload
 
 _NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 """What the system says for a key without an object; a directory is only the start of keys."""
@@ -22,7 +23,8 @@ class LocalStore:
     """An ObjectStore on a directory; created with the first object.
 
     One difference from S3 stays: a key cannot hold an object and be the folder of another.
-    A process killed inside ``put`` may leave a temporary file behind, which no method shows.
+    A process killed inside ``put`` may leave a temporary file behind, which only
+    ``list_uploads`` shows.
 
     Args:
         root: The directory; made absolute.
@@ -123,6 +125,35 @@ class LocalStore:
             StorageError: The filesystem refused.
         """
         path = self.path(key)
+        with explained("delete", path), contextlib.suppress(*_NOT_THERE):
+            os.unlink(path)
+
+    def list_uploads(self, prefix: str) -> Iterator[Upload]:
+        """Yield the temporary files below ``prefix``, those of a live writer among them.
+
+        Raises:
+            StorageError: The filesystem refused.
+        """
+        check_prefix(prefix)
+        top = os.path.join(self.root, prefix.rpartition("/")[0])
+        with explained("list", top):
+            for folder, _, names in os.walk(top, onerror=_refuse_to_skip):
+                relative = os.path.relpath(folder, self.root)
+                key = "" if relative == os.curdir else relative + "/"
+                for name in names:
+                    if not name.startswith(TEMPORARY_PREFIX) or not key.startswith(prefix):
+                        continue
+                    with contextlib.suppress(*_NOT_THERE):  # its writer has just ended it
+                        status = os.stat(os.path.join(folder, name))
+                        yield Upload(key=key, upload_id=name, started_unix_s=status.st_mtime)
+
+    def abort_upload(self, upload: Upload) -> None:
+        """Remove a temporary file; one that is not there is no error.
+
+        Raises:
+            StorageError: The filesystem refused.
+        """
+        path = os.path.join(self.root, upload.key, upload.upload_id)
         with explained("delete", path), contextlib.suppress(*_NOT_THERE):
             os.unlink(path)
 
