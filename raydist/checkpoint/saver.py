@@ -14,7 +14,7 @@ from raydist.checkpoint.attempt import Attempt
 from raydist.checkpoint.group import Group
 from raydist.checkpoint.manifest import Manifest, Progress, checksum
 from raydist.checkpoint.objects import DataObject, StoredRange, describe, encode
-from raydist.checkpoint.prune import Pruner, PruneOutcome
+from raydist.checkpoint.prune import PruneOutcome, Pruner
 from raydist.checkpoint.ranges import LocalRange, TensorSpec
 from raydist.errors import CheckpointError, FencedError, RaydistError
 from raydist.storage import ObjectStore

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`raydist ckpt ls | show | verify | diff | prune RUN`: what a run has saved, and how it keeps it."""
+"""`raydist ckpt ls | show | verify | diff | prune RUN`: what a run has saved and keeps."""
 
 from __future__ import annotations
 

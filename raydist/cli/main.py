@@ -45,7 +45,11 @@ COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit status."""
+    """Run one command and return the exit status.
+
+    Raises:
+        OSError: Of a file, other than what stores turn into their own errors.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         status = _dispatch(arguments)

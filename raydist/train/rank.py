@@ -136,8 +136,6 @@ def run_rank(
                 if outcome.committed:
                     committed_step = now.step
                     hooks.committed(now.step, outcome.manifest_key)
-                    if outcome.pruned is not None and outcome.pruned.problem:
-                        hooks.say(f"pruning after step {now.step}: {outcome.pruned.problem}")
                 elif world.is_main:
                     hooks.say(f"save at step {now.step} abandoned: {outcome.why}")
                 # The last one has no later one to make up for it: until the budget is spent.
@@ -171,10 +169,7 @@ def run_rank(
             sample=sample,
         )
         if attempt is not None:
-            if pruner is not None:
-                pruner.finish()
-            store.put(layout.outcome_key(number), json.dumps(asdict(outcome), indent=1).encode())
-            attempt.close("finished")
+            _close(store, attempt, pruner, outcome)
         return outcome
 
 
@@ -210,6 +205,13 @@ def _open_attempt(task: RankTask, store: ObjectStore, group: Group, clock: Clock
 
     agree(group, open_it)
     return opened[0] if opened else None
+
+
+def _close(store: ObjectStore, attempt: Attempt, pruner: Pruner | None, outcome: Outcome) -> None:
+    if pruner is not None:
+        pruner.finish()
+    store.put(layout.outcome_key(attempt.number), json.dumps(asdict(outcome), indent=1).encode())
+    attempt.close("finished")
 
 
 def _pruner(config: RunConfig, store: ObjectStore, attempt: Attempt | None) -> Pruner | None:

@@ -9,7 +9,6 @@ processes, collectives, and a launcher that restarts worker groups as raydist's 
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import random
 import sys
@@ -48,11 +47,9 @@ from raydist.checkpoint.saver import RunIdentity, SaveOutcome, Saver
 from raydist.config import RunConfig
 from raydist.errors import (
     CheckpointCorruptError,
-    CheckpointError,
     FencedError,
     ObjectMissingError,
     RaydistError,
-    StorageError,
 )
 from raydist.storage import ObjectStore
 from raydist.testing.configs import small_config

@@ -263,9 +263,7 @@ class SimulatedStore:
         self._process.end()
         raise GreenletExit
 
-    def _fail(
-        self, fate: str, operation: str, key: str, effect: Callable[[], Any]
-    ) -> NoReturn:
+    def _fail(self, fate: str, operation: str, key: str, effect: Callable[[], Any]) -> NoReturn:
         world, draw = self._world, self._world.rng.random
         if fate == "late":
             late_s = TIMEOUT_S + self._faults.late_s * draw() ** 2
@@ -305,7 +303,7 @@ class SimulatedStore:
         if world.trace is not None:
             outcome = f" -> {type(error).__name__}" if error else ""
             world.note(f"{self._process.name}: {operation} {key}{outcome}")
-        world.at(0.001 + 0.02 * world.rng.random(), lambda: world.resume(actor, (error, value)))
+        world.resume(actor, (error, value))  # its next request has a latency of its own
 
 
 class SimulatedGroup:

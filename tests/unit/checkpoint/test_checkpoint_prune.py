@@ -22,7 +22,7 @@ from checkpoint_scenario import (
 
 from raydist.checkpoint.inspect import list_checkpoints, verify_checkpoint, was_pruned
 from raydist.checkpoint.layout import journal_key, manifest_key, part_key
-from raydist.checkpoint.prune import Pruner, PruneOutcome
+from raydist.checkpoint.prune import PruneOutcome, Pruner
 from raydist.checkpoint.retention import STALE_UPLOAD_S, RetentionPolicy
 from raydist.errors import FencedError
 from raydist.storage import ObjectStore
