@@ -54,7 +54,7 @@ from raydist.errors import (
 from raydist.storage import ObjectStore
 from raydist.testing.configs import small_config
 
-LIMIT_S = 4000.0
+LIMIT_S = 300.0
 """By then everything has ended in progress or a named error (I6)."""
 SPEC = TensorSpec(key="master/w", shape=(NUM_BYTES,), dtype="U8")
 CONFIG: RunConfig = small_config(name="toy", resume="auto")

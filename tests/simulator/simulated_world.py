@@ -93,7 +93,7 @@ class World:
         self._count += 1
         heapq.heappush(self._events, (self.now_s + delay_s, self._count, event))
 
-    def run(self, *, limit_s: float, max_events: int = 60_000) -> None:
+    def run(self, *, limit_s: float, max_events: int = 5_000) -> None:
         """Take events until there are none.
 
         Raises:

@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 from checkpoint_scenario import ToyRun, entries, random_state
 
+from raydist.checkpoint import lease
+from raydist.checkpoint.attempt import open_attempt
 from raydist.checkpoint.layout import journal_key, manifest_key, part_key
 from raydist.cli.main import main
+from raydist.clock import SystemClock
 from raydist.storage.local import LocalStore
 
 
@@ -163,6 +166,21 @@ def test_prune_in_words(store: LocalStore, capsys: pytest.CaptureFixture[str]) -
         "keep   step       10  attempt 1  all are kept",
         "1 objects deleted, 1.0 MiB",
     ]
+
+
+def test_prune_of_a_run_that_is_being_trained_is_refused(
+    store: LocalStore, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "LEASE_RENEW_S", 0.01)
+    alive = open_attempt(run="toy", store=store, driver="d", clock=SystemClock())
+    try:
+        status, _, err = ckpt(capsys, "prune", store.root, "--keep-last", "1")
+    finally:
+        alive.release()
+    assert status == 2
+    assert err.startswith("RunAliveError: ")
+    assert entries(store)[-1] == alive.opened
+    assert len(as_json(capsys, "ls", store.root)) == 3
 
 
 def test_prune_where_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
