@@ -217,7 +217,7 @@ class Checker:
         self, *, attempt: int, folder: layout.Folder | None, skipped: tuple[str, ...], opened: int
     ) -> None:
         """Rank 0 of ``attempt``, opened by entry ``opened``, has restored ``folder`` or nothing."""
-        if self.entries[-1]["attempt"] != attempt:
+        if not self.is_current(attempt):
             return  # replaced meanwhile: its successor may have pruned under its hands
         if any((c.damaged_s or 0.0) > self.opened_s for c in self.visible.values()):
             return  # damaged under its hands
@@ -232,6 +232,12 @@ class Checker:
             self.fail("I3", f"attempt {attempt} resumed from {folder}, not {due}")
         if [int(text.split()[1].rstrip(":")) for text in skipped] != passed:
             self.fail("I3", f"attempt {attempt} passed over {passed} and said {skipped}")
+
+    def is_current(self, attempt: int) -> bool:
+        """Whether ``attempt`` is the newest one."""
+        if attempt not in self.progress:
+            self.fail("I2", f"attempt {attempt} works without an entry that opened it")
+        return self.entries[-1]["attempt"] == attempt
 
     def nothing_left_over(self) -> None:
         """After the last garbage collection."""

@@ -478,9 +478,8 @@ class Rank:
                     break
 
     def _note_step(self, number: int, step: int) -> None:
-        progress = self.checker.progress[number]
-        if self.checker.entries[-1]["attempt"] == number:
-            progress.step = step
+        if self.checker.is_current(number):
+            self.checker.progress[number].step = step
 
     def _save(self, saver: Saver, number: int, step: int, save: int) -> SaveOutcome:
         state = content(number, step, save)
