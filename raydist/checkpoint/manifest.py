@@ -98,8 +98,7 @@ class Manifest:
         tree = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         tree["progress"] = dataclasses.asdict(self.progress)
         tree["tensors"] = {k: [list(s.shape), s.dtype] for k, s in self.tensors.items()}
-        names = [f.name for f in dataclasses.fields(DataObject)]
-        tree["objects"] = [{name: getattr(o, name) for name in names} for o in self.objects]
+        tree["objects"] = [dataclasses.asdict(o) for o in self.objects]
         tree["ranges"] = {
             k: [[i, r.offset, r.length, r.byte_start] for i, r in stored]
             for k, stored in self.ranges.items()

@@ -29,7 +29,6 @@ from raydist.checkpoint.retention import (
     plan_retention,
     plan_stale_uploads,
 )
-from raydist.clock import Clock, SystemClock
 from raydist.errors import CheckpointError, RaydistError
 from raydist.storage import ObjectStore
 from raydist.storage.stale_uploads import StaleUploads
@@ -61,7 +60,6 @@ class Pruner:
         store: Rooted at the run.
         attempt: Holds the run.
         policy: What stays.
-        clock: Tells old leftovers from new ones.
     """
 
     def __init__(
@@ -70,12 +68,10 @@ class Pruner:
         store: ObjectStore,
         attempt: Attempt,
         policy: RetentionPolicy,
-        clock: Clock | None = None,
     ) -> None:
         self._store = store
         self._attempt = attempt
         self._policy = policy
-        self._clock = clock or SystemClock()
         self._journal = Journal(store)
         self._live: list[Entry] | None = None
         self._is_swept = False
@@ -153,11 +149,8 @@ class Pruner:
         garbage = plan_garbage(found, live=live, frontier=frontier)
         self._delete(((key, found[key]) for key in garbage), deleted)
         if isinstance(self._store, StaleUploads):
-            uploads = plan_stale_uploads(
-                self._store.list_uploads(""),
-                frontier=frontier,
-                now_unix_s=self._clock.now_unix_s(),
-            )
+            left = self._store.stale_uploads("", older_than_s=0.0)
+            uploads = plan_stale_uploads(left, frontier=frontier)
             for upload in uploads:
                 self._store.abort_upload(upload)
                 deleted.append((upload.key + upload.upload_id, 0))

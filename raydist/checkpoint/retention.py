@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from raydist.checkpoint import layout
 from raydist.checkpoint.journal import Entry
 from raydist.errors import ConfigError
-from raydist.storage.stale_uploads import Upload
+from raydist.storage.stale_uploads import StaleUpload
 
 STALE_UPLOAD_S = 3600.0
 """Silence after which an unfinished write outside a checkpoint's folder is a dead writer's: far
@@ -149,9 +149,7 @@ def plan_garbage(keys: Iterable[str], *, live: Collection[str], frontier: Fronti
     return sorted(garbage, key=lambda key: not key.endswith("/manifest.json"))
 
 
-def plan_stale_uploads(
-    uploads: Iterable[Upload], *, frontier: Frontier, now_unix_s: float
-) -> list[Upload]:
+def plan_stale_uploads(uploads: Iterable[StaleUpload], *, frontier: Frontier) -> list[StaleUpload]:
     """Return the unfinished writes whose writer is gone.
 
     Pure. In a checkpoint's folder the folder decides; elsewhere, silence of STALE_UPLOAD_S.
@@ -159,10 +157,7 @@ def plan_stale_uploads(
     stale = []
     for upload in uploads:
         folder = layout.parse_folder(upload.key)
-        if folder is not None:
-            is_stale = frontier.is_settled(folder)
-        else:
-            is_stale = now_unix_s - upload.started_unix_s > STALE_UPLOAD_S
-        if is_stale:
+        is_old = upload.age_s > STALE_UPLOAD_S
+        if is_old if folder is None else frontier.is_settled(folder):
             stale.append(upload)
     return stale

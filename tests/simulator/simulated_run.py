@@ -443,9 +443,7 @@ class Rank:
         step = self._restore(number, attempt)
         pruner = None
         if attempt is not None:
-            pruner = Pruner(
-                store=self.store, attempt=attempt, policy=self.plan.policy, clock=self.clock
-            )
+            pruner = Pruner(store=self.store, attempt=attempt, policy=self.plan.policy)
         saver = Saver(
             store=self.store,
             group=self.group,
@@ -554,7 +552,7 @@ def read_spans(
             data = store.get(info.key, start=span.start, length=span.length)
         except ObjectMissingError as error:
             raise CheckpointCorruptError(key=info.key, reason="the object is missing") from error
-        if len(data) != span.length or (crc32c(data),) != info.blocks:
+        if len(data) != span.length or [crc32c(data)] != list(info.blocks):
             raise CheckpointCorruptError(key=info.key, reason="altered")
         for copy in span.copies:
             at = copy.start - span.start

@@ -6,6 +6,7 @@ requests that the store refuses.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,7 +28,6 @@ from raydist.checkpoint.retention import STALE_UPLOAD_S, RetentionPolicy
 from raydist.errors import FencedError
 from raydist.storage import ObjectStore
 from raydist.storage.local import LocalStore
-from raydist.testing.fake_clock import FakeClock
 from raydist.testing.memory_store import MemoryStore
 
 
@@ -38,7 +38,6 @@ def pruner_of(
         store=store,
         attempt=run.attempt,
         policy=RetentionPolicy(keep_last=keep_last, keep_every_steps=every),
-        clock=FakeClock(),
     )
 
 
@@ -293,7 +292,6 @@ def test_pruning_reads_little() -> None:
 
 def test_temporary_files_of_dead_writers_go_and_a_live_ones_stay(tmp_path: Path) -> None:
     store = LocalStore(str(tmp_path))
-    clock = FakeClock()
     dead = ToyRun(store)
     saved(dead, 1)
     run = ToyRun(store)
@@ -303,7 +301,7 @@ def test_temporary_files_of_dead_writers_go_and_a_live_ones_stay(tmp_path: Path)
         path = tmp_path / folder / f".tmp-17-{age_s}"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"torn")
-        os.utime(path, (clock.now_unix_s() - age_s,) * 2)
+        os.utime(path, (time.time() - age_s,) * 2)
         return path
 
     gone = [

@@ -20,7 +20,7 @@ from raydist.checkpoint.retention import (
     plan_stale_uploads,
 )
 from raydist.errors import ConfigError
-from raydist.storage.stale_uploads import Upload
+from raydist.storage.stale_uploads import StaleUpload
 
 
 def commit(number: int, step: int, *, loss: float | None = None) -> Entry:
@@ -194,10 +194,9 @@ def test_garbage_is_what_nobody_committed_or_will() -> None:
 
 def test_stale_uploads_go_by_folder_or_by_age() -> None:
     frontier = Frontier(first_attempt=1, before=Folder(attempt=2, step=30))
-    now = 1e6
 
-    def upload(key: str, age_s: float) -> Upload:
-        return Upload(key=key, upload_id="u", started_unix_s=now - age_s)
+    def upload(key: str, age_s: float) -> StaleUpload:
+        return StaleUpload(key=key, upload_id="u", age_s=age_s)
 
     dead = [
         upload(part_key(90, 1, 0, 1), 0.0),
@@ -211,5 +210,5 @@ def test_stale_uploads_go_by_folder_or_by_age() -> None:
         upload(part_key(10, 3, 0, 1), 1e5),
         upload("journal/", STALE_UPLOAD_S - 1),
     ]
-    found = plan_stale_uploads([*dead, *living], frontier=frontier, now_unix_s=now)
+    found = plan_stale_uploads([*dead, *living], frontier=frontier)
     assert found == dead
