@@ -199,6 +199,19 @@ class ObjectExistsError(StorageError):
 
 
 @dataclass(kw_only=True, eq=False)
+class CommitUnknownError(StorageError):
+    """The store failed while a commit was on its way, so it may or may not come to be."""
+
+    step: int
+
+    def __str__(self) -> str:
+        return (
+            f"whether step {self.step} is committed is unknown until the journal can be read: "
+            f"{self.problem}"
+        )
+
+
+@dataclass(kw_only=True, eq=False)
 class StorageUnusableError(StorageError, ValueError):
     """The storage location cannot be written, found before the run starts."""
 

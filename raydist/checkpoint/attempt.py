@@ -3,97 +3,70 @@
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import threading
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from raydist.checkpoint import layout
 from raydist.checkpoint.journal import Entry, EntryKind, Journal
+from raydist.checkpoint.lease import Holder, Lease, Renew, RenewalThread, refuse_if_alive
 from raydist.clock import Clock
-from raydist.errors import (
-    FencedError,
-    ObjectExistsError,
-    ObjectMissingError,
-    RunAliveError,
-    StorageError,
-)
+from raydist.errors import CommitUnknownError, FencedError, ObjectExistsError, StorageError
 from raydist.storage import ObjectStore
-
-LEASE_RENEW_S = 3.0
-LEASE_SILENCE_S = 10.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Holder:
-    """A process, as far as another can tell whether it still lives."""
-
-    host: str
-    pid: int
-    started: str
-
-    @classmethod
-    def this_process(cls) -> Holder:
-        """Return the identity of the running process."""
-        return cls(host=_host_identity(), pid=os.getpid(), started=_start_time(os.getpid()))
-
-    @classmethod
-    def parse(cls, text: str) -> Holder:
-        """Read ``str(holder)`` back."""
-        host, pid, started = text.rsplit(":", 2)
-        return cls(host=host, pid=int(pid), started=started)
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.pid}:{self.started}"
-
-    def is_dead_here(self) -> bool:
-        """Whether this is a process of this host that is gone; False when that can't be told."""
-        return self.host == _host_identity() and _start_time(self.pid) != self.started
-
-
-def _host_identity() -> str:
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    namespace = Path("/proc/self/ns/pid")
-    if not boot.exists() or not namespace.exists():
-        return f"{socket.gethostname()}/unknown-{os.getpid()}"
-    return f"{socket.gethostname()}/{boot.read_text().strip()[:8]}-{os.readlink(namespace)[5:-1]}"
-
-
-def _start_time(pid: int) -> str:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return "gone"
-    fields = stat.rpartition(")")[2].split()
-    return "gone" if fields[0] in "ZX" else fields[19]
 
 
 class Attempt:
-    """The right to write a run's journal, from ``open_attempt`` to ``close``."""
+    """The right to write a run's journal, from ``open_attempt`` to ``close``.
+
+    Attributes:
+        opened: The entry that gave the right.
+        tail: The newest entry, as far as known.
+        commits: Its own, oldest first, also those found late.
+    """
 
     def __init__(
-        self, *, run: str, store: ObjectStore, journal: Journal, opened: Entry, clock: Clock
+        self,
+        *,
+        run: str,
+        store: ObjectStore,
+        journal: Journal,
+        opened: Entry,
+        clock: Clock,
+        renew: Renew = RenewalThread,
     ) -> None:
         self.number = opened.attempt
+        self.opened = opened
         self.tail = opened
+        self.commits: list[Entry] = []
         self._run = run
-        self._store = store
         self._journal = journal
         self._clock = clock
-        self._beats = 0
-        self._stopping = threading.Event()
-        self._renewer = threading.Thread(target=self._renew, name="raydist-lease", daemon=True)
-        self._beat()
-        self._renewer.start()
+        lease = Lease(store, opened.attempt, opened.holder)
+        lease.beat()
+        self.renewal = renew(lease)
 
-    def commit(self, *, step: int, manifest_key: str, manifest_bytes: int, crc32c: int) -> Entry:
+    def commit(
+        self,
+        *,
+        step: int,
+        manifest_key: str,
+        manifest_bytes: int,
+        crc32c: int,
+        loss: float | None = None,
+    ) -> Entry:
         """Append the entry that makes a checkpoint exist.
 
+        Args:
+            step: Of the checkpoint.
+            manifest_key: Where its manifest lies.
+            manifest_bytes: Size of the manifest.
+            crc32c: Of the manifest.
+            loss: At that step; what retention calls best.
+
         Raises:
-            FencedError: Another attempt holds the run now.
+            FencedError: Another attempt holds the run now; this commit will never be.
+            CommitUnknownError: The store failed and the entry could not be seen, yet it may
+                still arrive. It is either there or impossible once a later entry of this
+                attempt, or another attempt's, stands.
         """
         facts = {
             "step": step,
@@ -101,7 +74,12 @@ class Attempt:
             "manifest_bytes": manifest_bytes,
             "manifest_crc32c": crc32c,
         }
-        return self._append("committed", facts)
+        if loss is not None:
+            facts["loss"] = loss
+        try:
+            return self._append("committed", facts)
+        except StorageError as error:
+            raise CommitUnknownError(problem=str(error), step=step) from error
 
     def abandon(self, *, step: int, why: str, ranks: list[int]) -> Entry:
         """Record that a save came to nothing.
@@ -111,20 +89,43 @@ class Attempt:
         """
         return self._append("abandoned", {"step": step, "why": why, "ranks": ranks})
 
+    def prune(self, commits: Sequence[Entry], *, kept: Sequence[Entry]) -> Entry:
+        """Record that ``commits`` exist no more; their objects may be deleted afterwards.
+
+        Args:
+            commits: Entries that end.
+            kept: All that stay, so that a reader need not walk over those that ended.
+
+        Raises:
+            FencedError: Another attempt holds the run now; nothing may be deleted.
+        """
+        facts = {
+            "steps": [commit.facts["step"] for commit in commits],
+            "commits": [commit.number for commit in commits],
+            "kept": [commit.number for commit in kept],
+        }
+        return self._append("pruned", facts)
+
     def close(self, why: str) -> None:
         """Record the end of this attempt and stop its lease.
 
         Raises:
             FencedError: Another attempt holds the run now.
         """
-        self._stopping.set()
+        self.renewal.stop()
         self._append("closed", {"why": why})
 
     def release(self) -> None:
         """Stop the lease without a word in the journal: for an attempt that ends by an error."""
-        self._stopping.set()
+        self.renewal.stop()
 
     def _append(self, kind: EntryKind, facts: dict[str, Any]) -> Entry:
+        """Append one entry behind whatever of ours is there by now.
+
+        After a StorageError the entry may still arrive, at its own number and no other. The next
+        append goes to that same number: it takes it, and the late one never will; or it finds
+        the late one there, and goes on from it. So nothing is guessed.
+        """
         while True:
             number = self.tail.number + 1
             entry = Entry(
@@ -135,6 +136,7 @@ class Attempt:
                 holder=self.tail.holder,
                 unix_s=self._clock.now_unix_s(),
                 last_commit=number if kind == "committed" else self.tail.last_commit,
+                last_pruned=number if kind == "pruned" else self.tail.last_pruned,
                 facts=facts,
             )
             try:
@@ -142,15 +144,20 @@ class Attempt:
             except ObjectExistsError:
                 there = self._journal.read(number)
                 if there is None or there.attempt != self.number:
-                    self._stopping.set()
+                    self.renewal.stop()
                     raise self._fenced(there) from None
                 # An earlier append of ours whose reply was lost: it stands, go on from it.
-                self.tail = there
+                self._go_on_from(there)
                 if (there.kind, there.facts) != (kind, facts):
                     continue
             else:
-                self.tail = entry
+                self._go_on_from(entry)
             return self.tail
+
+    def _go_on_from(self, entry: Entry) -> None:
+        self.tail = entry
+        if entry.kind == "committed":
+            self.commits.append(entry)
 
     def _fenced(self, newer: Entry | None) -> FencedError:
         return FencedError(
@@ -159,18 +166,6 @@ class Attempt:
             holder=newer.holder if newer else "unknown",
             holder_attempt=newer.attempt if newer else -1,
         )
-
-    def _beat(self) -> None:
-        self._beats += 1
-        raw = json.dumps({"beats": self._beats, "holder": self.tail.holder}).encode()
-        self._store.put(layout.lease_key(self.number), raw)
-
-    def _renew(self) -> None:
-        while not self._stopping.wait(LEASE_RENEW_S):
-            try:
-                self._beat()
-            except StorageError:
-                continue  # Missing beats only let another driver take over; the fence holds.
 
 
 def open_attempt(
@@ -181,6 +176,8 @@ def open_attempt(
     clock: Clock,
     seen_attempt: int | None = None,
     takeover: bool = False,
+    holder: Holder | None = None,
+    renew: Renew = RenewalThread,
 ) -> Attempt:
     """Append the next attempt to the journal and hold it.
 
@@ -194,6 +191,8 @@ def open_attempt(
         seen_attempt: The newest attempt when the driver was allowed to start; one of another
             driver since then has replaced this driver for good. None allows any.
         takeover: Whether the seen attempt may be alive.
+        holder: The process that holds it; None is this one.
+        renew: Starts what keeps the lease.
 
     Raises:
         FencedError: Another driver came after ``seen_attempt``.
@@ -218,15 +217,18 @@ def open_attempt(
             kind="opened",
             attempt=(tail.attempt if tail else _newest_attempt_of_objects(store)) + 1,
             driver=driver,
-            holder=str(Holder.this_process()),
+            holder=str(holder or Holder.this_process()),
             unix_s=clock.now_unix_s(),
             last_commit=tail.last_commit if tail else None,
+            last_pruned=tail.last_pruned if tail else None,
         )
         try:
             journal.append(opened)
         except ObjectExistsError:
             continue
-        return Attempt(run=run, store=store, journal=journal, opened=opened, clock=clock)
+        return Attempt(
+            run=run, store=store, journal=journal, opened=opened, clock=clock, renew=renew
+        )
 
 
 def _newest_attempt_of_objects(store: ObjectStore) -> int:
@@ -234,40 +236,5 @@ def _newest_attempt_of_objects(store: ObjectStore) -> int:
 
     Looked at where there is no journal: objects whose journal was lost are never overwritten.
     """
-    numbers = [
-        int(part.removeprefix("attempt-"))
-        for key, _ in store.list(layout.CHECKPOINTS_PREFIX)
-        for part in key.split("/")
-        if part.startswith("attempt-") and part.removeprefix("attempt-").isdigit()
-    ]
-    return max(numbers, default=0)
-
-
-def refuse_if_alive(*, run: str, store: ObjectStore, tail: Entry, clock: Clock) -> None:
-    """Stop here when the attempt that wrote ``tail`` is training.
-
-    Looks at the process itself on the same host, elsewhere at whether its lease beats within
-    LEASE_SILENCE_S.
-
-    Raises:
-        RunAliveError: It is alive.
-    """
-    if tail.kind == "closed" or Holder.parse(tail.holder).is_dead_here():
-        return
-    first = _beats(store, tail.attempt)
-    deadline = clock.monotonic_s() + LEASE_SILENCE_S
-    while clock.monotonic_s() < deadline:
-        if _beats(store, tail.attempt) != first:
-            raise RunAliveError(
-                problem=f"Run {run} is being trained: attempt {tail.attempt}, held by "
-                f"{tail.holder}, is alive.",
-                way_out="Wait for it, choose another --name, or take it over with --takeover.",
-            )
-        clock.sleep(0.5)
-
-
-def _beats(store: ObjectStore, attempt: int) -> int:
-    try:
-        return int(json.loads(store.get(layout.lease_key(attempt)))["beats"])
-    except (ObjectMissingError, ValueError, KeyError, TypeError):
-        return 0
+    folders = (layout.parse_folder(key) for key, _ in store.list(layout.CHECKPOINTS_PREFIX))
+    return max((folder.attempt for folder in folders if folder), default=0)

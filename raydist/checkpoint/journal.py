@@ -7,8 +7,8 @@ holds the run. Entries are consecutive: the tail is found by probing keys, never
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from raydist.checkpoint import layout
@@ -18,7 +18,10 @@ from raydist.storage import ObjectStore
 
 EntryKind = Literal["opened", "committed", "abandoned", "pruned", "closed"]
 
-_COMMIT_FACTS = frozenset({"step", "manifest", "manifest_bytes", "manifest_crc32c"})
+_FACTS = {
+    "committed": frozenset({"step", "manifest", "manifest_bytes", "manifest_crc32c"}),
+    "pruned": frozenset({"commits", "kept"}),
+}
 _MAX_HINT = 10**8 - 1  # the keys have eight digits
 _WAY_OUT = "Restore it from a copy of the run, or start under another name."
 
@@ -33,6 +36,7 @@ class Entry:
         driver: Identity of the submission that the attempt belongs to.
         holder: Host and process of the writer, for people and for the liveness check.
         last_commit: Number of the newest `committed` entry up to and including this one.
+        last_pruned: Likewise of the newest `pruned` entry.
         facts: What the kind adds: step, manifest key, size and checksum; or why.
     """
 
@@ -43,6 +47,7 @@ class Entry:
     holder: str
     unix_s: float
     last_commit: int | None
+    last_pruned: int | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -93,38 +98,47 @@ class Journal:
     def newest_commit(self, tail: Entry | None) -> Entry | None:
         """Return the newest commit as seen from ``tail``, or None when there was none.
 
+        The newest is never pruned.
+
         Raises:
             CheckpointError: There was one, and its entry is gone or not of a commit.
         """
         if tail is None or tail.last_commit is None:
             return None
-        if tail.number == tail.last_commit:
-            return tail
-        commit = self._get(tail.last_commit)
-        if commit.kind != "committed":
-            raise CheckpointError(
-                problem=f"Journal entry {layout.journal_key(commit.number)} is `{commit.kind}`, "
-                f"where entry {tail.number} names it as a commit.",
-                way_out=_WAY_OUT,
-            )
-        return commit
+        return self._named(tail.last_commit, "committed", by=tail)
 
-    def older_commit(self, commit: Entry) -> Entry | None:
-        """Return the commit before ``commit``, or None when it was the first.
+    def commits(self, tail: Entry | None) -> Iterator[Entry]:
+        """Yield the commits that exist as seen from ``tail``, newest first; pruned ones do not.
+
+        One request a commit, and one for the newest `pruned` entry, which names those that it
+        kept of all before it.
 
         Raises:
-            CheckpointError: An entry before it is gone or cannot be read.
+            CheckpointError: An entry is gone, cannot be read or is of another kind than named.
         """
-        return self.newest_commit(self._get(commit.number - 1)) if commit.number > 1 else None
+        commit = self.newest_commit(tail)
+        if tail is None or commit is None:
+            return
+        pruned: Entry | None = None
+        if tail.last_pruned is not None:
+            pruned = self._named(tail.last_pruned, "pruned", by=tail)
+        horizon = pruned.number if pruned else 0
+        while commit is not None and commit.number > horizon:
+            yield commit
+            commit = self.newest_commit(self._get(commit.number - 1)) if commit.number > 1 else None
+        if pruned is not None:
+            for number in sorted(pruned.facts["kept"], reverse=True):
+                yield self._named(number, "committed", by=pruned)
 
     def append(self, entry: Entry) -> None:
         """Create ``entry`` at its number.
 
         Raises:
             ObjectExistsError: Somebody was faster.
-            StorageError: The store failed, and the entry is not there.
+            StorageError: The store failed, and the entry is not there or not seen. It may still
+                arrive, at this number.
         """
-        raw = seal(dataclasses.asdict(entry))
+        raw = seal({name: getattr(entry, name) for name in _FIELDS})
         try:
             self._store.put(layout.journal_key(entry.number), raw, if_absent=True)
         except ObjectExistsError:
@@ -136,6 +150,18 @@ class Journal:
             self._store.put(layout.JOURNAL_HINT_KEY, str(entry.number).encode())
         except StorageError:
             return  # The entry stands; a stale hint costs the next reader a few probes.
+
+    def _named(self, number: int, kind: EntryKind, *, by: Entry) -> Entry:
+        if number == by.number and by.kind == kind:
+            return by
+        entry = self._get(number)
+        if entry.kind != kind:
+            raise CheckpointError(
+                problem=f"Journal entry {layout.journal_key(number)} is `{entry.kind}`, where "
+                f"entry {by.number} names it as `{kind}`.",
+                way_out=_WAY_OUT,
+            )
+        return entry
 
     def _get(self, number: int) -> Entry:
         entry = self.read(number)
@@ -150,17 +176,20 @@ class Journal:
     def _hint(self) -> int:
         try:
             hint = int(self._store.get(layout.JOURNAL_HINT_KEY))
-        except (ObjectMissingError, ValueError):
-            return 1
+        except (StorageError, ValueError):
+            return 1  # Without one the search is longer, and fails if the store does.
         return hint if 1 <= hint <= _MAX_HINT else 1
+
+
+_FIELDS = tuple(f.name for f in fields(Entry))
 
 
 def _check(entry: Entry, number: int) -> None:
     if entry.number != number or entry.kind not in get_args(EntryKind):
         raise ValueError(f"it is number {entry.number}, of kind {entry.kind}")
-    if not isinstance(entry.last_commit, int | None):
-        raise ValueError(f"last_commit is {entry.last_commit!r}")
-    if entry.kind == "committed" and (
-        entry.last_commit != number or not entry.facts.keys() >= _COMMIT_FACTS
-    ):
-        raise ValueError("it is a commit without the facts of one")
+    for name, kind in (("last_commit", "committed"), ("last_pruned", "pruned")):
+        value = getattr(entry, name)
+        if not isinstance(value, int | None) or (entry.kind == kind and value != number):
+            raise ValueError(f"{name} is {value!r}")
+    if not entry.facts.keys() >= _FACTS.get(entry.kind, frozenset()):
+        raise ValueError(f"it is of kind {entry.kind} without the facts of one")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +13,12 @@ from raydist.checkpoint.group import Group
 from raydist.checkpoint.journal import Entry, Journal
 from raydist.checkpoint.manifest import Manifest, checksum, decode
 from raydist.checkpoint.ranges import DTYPE_BYTES, WantedRange
-from raydist.checkpoint.reads import plan_reads, read_spans
+from raydist.checkpoint.reads import Span, plan_reads, read_spans
 from raydist.errors import CheckpointCorruptError, CheckpointError, ObjectMissingError, RaydistError
 from raydist.storage import ObjectStore
 
 logger = logging.getLogger(__name__)
+ReadSpans = Callable[[ObjectStore, Manifest, Sequence[Span], dict[str, memoryview]], int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +62,7 @@ def restore(
     group: Group,
     commit: Entry | None,
     wanted: Callable[[Manifest], list[WantedRange]],
+    read: ReadSpans = read_spans,
 ) -> Restored | None:
     """Read the newest checkpoint that verifies on every rank. All ranks; a barrier.
 
@@ -72,6 +74,7 @@ def restore(
         group: All ranks.
         commit: Newest commit entry, on rank 0; None elsewhere.
         wanted: What this rank needs of a checkpoint.
+        read: Fills buffers by a plan of reads, verifying every block.
 
     Returns:
         None when there is no commit.
@@ -100,7 +103,7 @@ def restore(
             break
         reason = found.get("corrupt")
         if reason is None:
-            restored, reason = _read(store, group, found["raw"], wanted)
+            restored, reason = _read(store, group, found["raw"], wanted, read)
             if restored is not None:
                 lost = max(0, newest_step - restored.manifest.progress.step)
                 return dataclasses.replace(restored, skipped=tuple(skipped), steps_lost=lost)
@@ -123,7 +126,7 @@ def _find(
     """
     try:
         if is_next and commit is not None:
-            commit = Journal(store).older_commit(commit)
+            commit = _older(store, commit)
     except RaydistError as error:
         return None, {"error": str(error)}
     if commit is None:
@@ -137,11 +140,18 @@ def _find(
         return commit, {"step": step, "error": str(error)}
 
 
+def _older(store: ObjectStore, commit: Entry) -> Entry | None:
+    journal = Journal(store)
+    commits = journal.commits(journal.tail())
+    return next((other for other in commits if other.number < commit.number), None)
+
+
 def _read(
     store: ObjectStore,
     group: Group,
     raw: bytes,
     wanted: Callable[[Manifest], list[WantedRange]],
+    read: ReadSpans,
 ) -> tuple[Restored | None, str]:
     manifest = decode(raw, where="the committed manifest")
     status: dict[str, str] = {}
@@ -152,7 +162,7 @@ def _read(
         buffers = {
             r.spec.key: memoryview(bytearray(r.length * DTYPE_BYTES[r.spec.dtype])) for r in ranges
         }
-        count = read_spans(store, manifest, spans, buffers)
+        count = read(store, manifest, spans, buffers)
         restored = Restored(manifest=manifest, buffers=buffers, bytes_read=count)
     except CheckpointCorruptError as error:
         status = {"corrupt": str(error)}

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from raydist.checkpoint import layout
-from raydist.checkpoint.attempt import refuse_if_alive
 from raydist.checkpoint.journal import Entry, Journal
+from raydist.checkpoint.lease import refuse_if_alive
 from raydist.clock import Clock
 from raydist.config import RunConfig, diff_mathematics, mathematics, to_json_dict
 from raydist.errors import CheckpointError, ObjectMissingError, ResumeError
@@ -101,12 +101,13 @@ def _check_mode(config: RunConfig, store: ObjectStore, state: RunState) -> None:
             problem=f"--resume never: run {name} has a committed checkpoint at step {state.step}.",
             way_out="Choose another --name, or use --resume auto.",
         )
-    if mode == "auto" and state.commit is None:
+    # With a journal they are of saves that came to nothing, as it says; without, it was lost.
+    if mode == "auto" and state.tail is None:
         found = next(store.list(layout.CHECKPOINTS_PREFIX), None)
         if found is not None:
             raise ResumeError(
-                problem=f"Run {name} has checkpoint objects ({found[0]}, ...) but no committed "
-                "checkpoint.",
+                problem=f"Run {name} has checkpoint objects ({found[0]}, ...) but no journal, "
+                "so none is committed.",
                 way_out="Use --resume never to start at step 0 all the same, or another --name.",
             )
 

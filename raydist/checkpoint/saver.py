@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from raydist.checkpoint import layout
@@ -14,6 +14,7 @@ from raydist.checkpoint.attempt import Attempt
 from raydist.checkpoint.group import Group
 from raydist.checkpoint.manifest import Manifest, Progress, checksum
 from raydist.checkpoint.objects import DataObject, StoredRange, describe, encode
+from raydist.checkpoint.prune import PruneOutcome, Pruner
 from raydist.checkpoint.ranges import LocalRange, TensorSpec
 from raydist.errors import CheckpointError, FencedError, RaydistError
 from raydist.storage import ObjectStore
@@ -41,6 +42,7 @@ class SaveOutcome:
         manifest_key: Of the commit; empty when the save was abandoned.
         why: Reason of an abandoned save.
         seconds: From the call to the agreement, on this rank.
+        pruned: What retention did after it; None where it was not asked: but on rank 0.
     """
 
     step: int
@@ -48,6 +50,7 @@ class SaveOutcome:
     manifest_key: str = ""
     why: str = ""
     seconds: float = 0.0
+    pruned: PruneOutcome | None = None
 
 
 class Saver:
@@ -62,6 +65,7 @@ class Saver:
         attempt: Attempt | None,
         identity: RunIdentity,
         max_abandoned: int,
+        pruner: Pruner | None = None,
     ) -> None:
         self._store = store
         self._group = group
@@ -69,6 +73,8 @@ class Saver:
         self._attempt = attempt
         self._identity = identity
         self._max_abandoned = max_abandoned
+        self._pruner = pruner
+        self._folder = layout.Folder(attempt=attempt_number, step=-1)
         self._abandoned_in_a_row = 0
 
     def save(
@@ -91,7 +97,9 @@ class Saver:
             CheckpointError: ``max_abandoned`` saves in a row came to nothing.
         """
         begun = time.monotonic()
-        report = self._write_part(ranges, progress.step)
+        again = self._folder.save + 1 if self._folder.step == progress.step else 1
+        self._folder = replace(self._folder, step=progress.step, save=again)
+        report = self._write_part(ranges)
         reports = self._group.gather(report)
         verdict: dict[str, Any] = {}
         if reports is not None:
@@ -107,11 +115,14 @@ class Saver:
                 f"step {progress.step}: {outcome.why}",
                 way_out="Mend the storage, or raise checkpoint.max_abandoned.",
             )
+        if outcome.committed and self._pruner is not None:
+            outcome = replace(outcome, pruned=self._pruner.after_commit())
         return outcome
 
-    def _write_part(self, ranges: Sequence[LocalRange] | RaydistError, step: int) -> dict[str, Any]:
+    def _write_part(self, ranges: Sequence[LocalRange] | RaydistError) -> dict[str, Any]:
         rank, world_size = self._group.rank, self._group.world_size
-        key = layout.part_key(step, self._attempt_number, rank, world_size)
+        step = self._folder.step
+        key = layout.part_key(step, self._attempt_number, rank, world_size, self._folder.save)
         try:
             if isinstance(ranges, RaydistError):
                 raise ranges
@@ -133,7 +144,8 @@ class Saver:
         self, reports: list[dict[str, Any]], *, progress: Progress, scalars: dict[str, float]
     ) -> dict[str, Any]:
         """Commit or abandon on rank 0; whatever comes of it is for all ranks to hear."""
-        step, key = progress.step, layout.manifest_key(progress.step, self._attempt_number)
+        step = progress.step
+        key = layout.manifest_key(step, self._attempt_number, self._folder.save)
         ranks = [rank for rank, report in enumerate(reports) if "why" in report]
         whys = [reports[rank]["why"] for rank in ranks]
         raw = b""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -37,17 +38,23 @@ def _doctor(arguments: Sequence[str]) -> int:
 
 COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "submit": ("submit a job, follow it, end with its exit status", _submit),
-    "ckpt": ("list and verify a run's checkpoints", _ckpt),
+    "ckpt": ("list, show, verify, compare and prune a run's checkpoints", _ckpt),
     "doctor": ("is this cluster fit to train?", _doctor),
     "cluster": ("start a cluster of several nodes on this machine", _cluster),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit status."""
+    """Run one command and return the exit status.
+
+    Raises:
+        OSError: Of a file, other than what stores turn into their own errors.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        return _dispatch(arguments)
+        status = _dispatch(arguments)
+        sys.stdout.flush()  # here, where a failure can still be said
+        return status
     except RaydistError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return error.kind.exit_code
@@ -56,6 +63,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # The reader of our output left; there is nobody to tell.
         return 0
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        # A write of ours: stores name what they failed at, and open() its file.
+        print(f"raydist: the output cannot be written: {error.strerror}", file=sys.stderr)
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # for what is still in the buffer
+        return FailureKind.INPUT.exit_code
 
 
 def _dispatch(arguments: Sequence[str]) -> int:

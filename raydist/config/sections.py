@@ -180,11 +180,25 @@ class CheckpointConfig:
     """Optimizer steps between saves; None saves at the end only."""
     max_abandoned: int = 3
     """Saves in a row that may fail before the run ends."""
+    keep_last: int | None = None
+    """Newest checkpoints that stay; None keeps all."""
+    keep_every_steps: int | None = None
+    """Checkpoints of steps divisible by it stay for ever, beside the last ones."""
 
     def __post_init__(self) -> None:
         _require_positive(
-            "checkpoint", every_steps=self.every_steps, max_abandoned=self.max_abandoned
+            "checkpoint",
+            every_steps=self.every_steps,
+            max_abandoned=self.max_abandoned,
+            keep_last=self.keep_last,
+            keep_every_steps=self.keep_every_steps,
         )
+        if self.keep_every_steps is not None and self.keep_last is None:
+            raise ConfigError(
+                problem=f"checkpoint.keep_every_steps={self.keep_every_steps} has no effect: all "
+                "checkpoints are kept.",
+                way_out="Set checkpoint.keep_last too, or leave keep_every_steps out.",
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

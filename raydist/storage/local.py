@@ -7,12 +7,14 @@ import contextlib
 import errno
 import os
 import stat
+import time
 import uuid
 from collections.abc import Iterator
 
 from raydist.errors import ObjectExistsError, ObjectMissingError
 from raydist.storage.keys import TEMPORARY_PREFIX, check_key, check_prefix, check_range
 from raydist.storage.local_errors import explained
+from raydist.storage.stale_uploads import StaleUpload
 
 _NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 """What the system says for a key without an object; a directory is only the start of keys."""
@@ -22,7 +24,8 @@ class LocalStore:
     """An ObjectStore on a directory; created with the first object.
 
     One difference from S3 stays: a key cannot hold an object and be the folder of another.
-    A process killed inside ``put`` may leave a temporary file behind, which no method shows.
+    A process killed inside ``put`` may leave a temporary file behind, which only
+    ``stale_uploads`` shows.
 
     Args:
         root: The directory; made absolute.
@@ -123,6 +126,37 @@ class LocalStore:
             StorageError: The filesystem refused.
         """
         path = self.path(key)
+        with explained("delete", path), contextlib.suppress(*_NOT_THERE):
+            os.unlink(path)
+
+    def stale_uploads(self, prefix: str, *, older_than_s: float) -> list[StaleUpload]:
+        """Return the temporary files below ``prefix`` not touched for so long.
+
+        Raises:
+            StorageError: The filesystem refused.
+        """
+        check_prefix(prefix)
+        top = os.path.join(self.root, prefix.rpartition("/")[0])
+        found: list[StaleUpload] = []
+        with explained("list", top):
+            for folder, _, names in os.walk(top, onerror=_refuse_to_skip):
+                relative = os.path.relpath(folder, self.root)
+                key = "" if relative == os.curdir else relative + "/"
+                for name in names:
+                    if not name.startswith(TEMPORARY_PREFIX) or not key.startswith(prefix):
+                        continue
+                    with contextlib.suppress(*_NOT_THERE):  # its writer has just ended it
+                        age_s = time.time() - os.stat(os.path.join(folder, name)).st_mtime
+                        found.append(StaleUpload(key=key, upload_id=name, age_s=age_s))
+        return [upload for upload in found if upload.age_s >= older_than_s]
+
+    def abort_upload(self, upload: StaleUpload) -> None:
+        """Remove a temporary file; one that is not there is no error.
+
+        Raises:
+            StorageError: The filesystem refused.
+        """
+        path = os.path.join(self.root, upload.key, upload.upload_id)
         with explained("delete", path), contextlib.suppress(*_NOT_THERE):
             os.unlink(path)
 

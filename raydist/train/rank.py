@@ -19,8 +19,10 @@ from raydist.checkpoint.attempt import Attempt, open_attempt
 from raydist.checkpoint.group import Group
 from raydist.checkpoint.journal import Journal
 from raydist.checkpoint.manifest import Manifest, Progress
+from raydist.checkpoint.prune import Pruner
 from raydist.checkpoint.ranges import LocalRange, WantedRange
 from raydist.checkpoint.restore import Restored, restore
+from raydist.checkpoint.retention import RetentionPolicy
 from raydist.checkpoint.runs import write_run
 from raydist.checkpoint.saver import RunIdentity, Saver
 from raydist.clock import Clock, SystemClock
@@ -103,6 +105,7 @@ def run_rank(
         if restored is not None:
             _check_corpus(task, corpus, restored.manifest)
         state = _apply(restored, engine, world, config, hooks)
+        pruner = _pruner(config, store, attempt)
         saver = Saver(
             store=store,
             group=group,
@@ -110,6 +113,7 @@ def run_rank(
             attempt=attempt,
             identity=_identity(config, corpus),
             max_abandoned=config.checkpoint.max_abandoned,
+            pruner=pruner,
         )
         feed = BatchFeed(
             corpus,
@@ -165,8 +169,7 @@ def run_rank(
             sample=sample,
         )
         if attempt is not None:
-            store.put(layout.outcome_key(number), json.dumps(asdict(outcome), indent=1).encode())
-            attempt.close("finished")
+            _close(store, attempt, pruner, outcome)
         return outcome
 
 
@@ -202,6 +205,23 @@ def _open_attempt(task: RankTask, store: ObjectStore, group: Group, clock: Clock
 
     agree(group, open_it)
     return opened[0] if opened else None
+
+
+def _close(store: ObjectStore, attempt: Attempt, pruner: Pruner | None, outcome: Outcome) -> None:
+    if pruner is not None:
+        pruner.finish()
+    store.put(layout.outcome_key(attempt.number), json.dumps(asdict(outcome), indent=1).encode())
+    attempt.close("finished")
+
+
+def _pruner(config: RunConfig, store: ObjectStore, attempt: Attempt | None) -> Pruner | None:
+    if attempt is None:
+        return None
+    policy = RetentionPolicy(
+        keep_last=config.checkpoint.keep_last,
+        keep_every_steps=config.checkpoint.keep_every_steps,
+    )
+    return Pruner(store=store, attempt=attempt, policy=policy)
 
 
 def _check_shared(store: ObjectStore, group: Group, entry_number: int) -> None:

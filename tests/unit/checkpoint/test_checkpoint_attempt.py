@@ -17,17 +17,17 @@ from pathlib import Path
 import pytest
 from checkpoint_scenario import Fault, WatchedStore, entries
 
-from raydist.checkpoint import attempt as attempt_module
-from raydist.checkpoint.attempt import (
-    LEASE_RENEW_S,
-    LEASE_SILENCE_S,
-    Attempt,
-    Holder,
-    open_attempt,
-    refuse_if_alive,
-)
+from raydist.checkpoint import lease as lease_module
+from raydist.checkpoint.attempt import Attempt, open_attempt
 from raydist.checkpoint.journal import Entry, Journal
 from raydist.checkpoint.layout import journal_key, lease_key
+from raydist.checkpoint.lease import (
+    LEASE_RENEW_S,
+    LEASE_SILENCE_S,
+    Holder,
+    RenewalThread,
+    refuse_if_alive,
+)
 from raydist.errors import FencedError, RunAliveError, StorageError
 from raydist.storage import ObjectStore
 from raydist.storage.local import LocalStore
@@ -77,6 +77,11 @@ class LeaseClock(FakeClock):
 
 def commit(attempt: Attempt, step: int) -> Entry:
     return attempt.commit(step=step, manifest_key=f"m{step}", manifest_bytes=9, crc32c=step)
+
+
+def renewal_of(attempt: Attempt) -> RenewalThread:
+    assert isinstance(attempt.renewal, RenewalThread)
+    return attempt.renewal
 
 
 def kinds(store: ObjectStore) -> list[tuple[int, str, int]]:
@@ -260,7 +265,7 @@ def test_fenced_attempt_stops_its_lease_and_can_do_nothing(open_on: Open, act: s
         }[act]()
     assert caught.value.run == "toy"
     assert kinds(store) == before
-    assert old._stopping.is_set()
+    assert renewal_of(old).is_stopping
 
 
 @pytest.mark.parametrize("act", ["commit", "abandon", "close"])
@@ -440,7 +445,7 @@ def test_holder_of_this_process_lives_and_of_an_ended_one_is_dead() -> None:
     here = Holder.this_process()
     assert not here.is_dead_here()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        started = attempt_module._start_time(child.pid)
+        started = lease_module._start_time(child.pid)
         there = replace(here, pid=child.pid, started=started)
         assert not there.is_dead_here()
         assert not replace(there, host="elsewhere").is_dead_here()
@@ -468,7 +473,7 @@ class BeatStore(WatchedStore):
 def test_lease_beats_on_after_a_failed_beat_and_stops_with_the_attempt(
     monkeypatch: pytest.MonkeyPatch, open_on: Open
 ) -> None:
-    monkeypatch.setattr(attempt_module, "LEASE_RENEW_S", 0.001)
+    monkeypatch.setattr(lease_module, "LEASE_RENEW_S", 0.001)
     store = BeatStore()
     attempt = open_on(store)
     store.faults.append(Fault(operation="put", part="alive", times=2))
@@ -477,5 +482,6 @@ def test_lease_beats_on_after_a_failed_beat_and_stops_with_the_attempt(
     assert json.loads(store.get(lease_key(1)))["beats"] >= 4
     assert json.loads(store.get(lease_key(1)))["holder"] == str(Holder.this_process())
     attempt.close("finished")
-    attempt._renewer.join(20)
-    assert not attempt._renewer.is_alive()
+    thread = renewal_of(attempt).thread
+    thread.join(20)
+    assert not thread.is_alive()

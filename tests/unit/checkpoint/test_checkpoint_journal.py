@@ -160,12 +160,74 @@ def test_commits_are_found_newest_first_from_any_tail() -> None:
     newest = journal.newest_commit(tail)
     assert newest == commit(5)
     assert journal.newest_commit(newest) == commit(5)
-    older = journal.older_commit(commit(5))
-    assert older == commit(3)
-    assert journal.older_commit(commit(3)) is None
     assert journal.newest_commit(None) is None
     assert journal.newest_commit(entry(2)) is None
-    assert journal.older_commit(commit(1)) is None
+    assert list(journal.commits(tail)) == [commit(5), commit(3)]
+    assert list(journal.commits(commit(3))) == [commit(3)]
+    assert list(journal.commits(entry(2))) == list(journal.commits(None)) == []
+
+
+def pruned(number: int, *, last_commit: int, ended: list[int], kept: list[int]) -> Entry:
+    return entry(
+        number,
+        kind="pruned",
+        last_commit=last_commit,
+        last_pruned=number,
+        facts={"commits": ended, "kept": kept},
+    )
+
+
+def test_commits_leave_out_what_was_pruned_and_read_nothing_of_it() -> None:
+    store = WatchedStore(MemoryStore())
+    journal = Journal(store)
+    for number in range(1, 41):
+        journal.append(commit(number))
+    journal.append(pruned(41, last_commit=40, ended=[*range(1, 20), *range(21, 40)], kept=[20, 40]))
+    newest = [replace(commit(n), last_pruned=41) for n in (42, 43)]
+    for one in newest:
+        journal.append(one)
+    store.requests.clear()
+    assert list(journal.commits(newest[1])) == [newest[1], newest[0], commit(40), commit(20)]
+    assert len(store.requests) <= 6
+
+
+def test_commits_after_a_second_pruning_go_by_the_newest() -> None:
+    journal = Journal(MemoryStore())
+    for number in (1, 2, 3):
+        journal.append(commit(number))
+    journal.append(pruned(4, last_commit=3, ended=[1], kept=[2, 3]))
+    journal.append(pruned(5, last_commit=3, ended=[2], kept=[3]))
+    assert list(journal.commits(journal.tail())) == [commit(3)]
+
+
+@pytest.mark.parametrize("facts", [{}, {"commits": [1]}, {"kept": [1]}], ids=str)
+def test_pruned_entry_without_its_facts_is_an_error(facts: dict) -> None:
+    store = MemoryStore()
+    journal = filled(store, 1)
+    odd = replace(pruned(2, last_commit=1, ended=[], kept=[]), facts=facts)
+    journal.append(odd)
+    with pytest.raises(CheckpointError, match=journal_key(2)):
+        journal.read(2)
+
+
+def test_pruned_entry_that_is_named_and_gone_is_an_error_not_none_pruned() -> None:
+    store = MemoryStore()
+    journal = filled(store, 1)
+    journal.append(commit(2))
+    journal.append(pruned(3, last_commit=2, ended=[], kept=[2]))
+    journal.append(entry(4, last_commit=2, last_pruned=3))
+    store.delete(journal_key(3))
+    with pytest.raises(CheckpointError, match=journal_key(3)):
+        list(journal.commits(journal.tail()))
+
+
+def test_entry_of_a_time_without_pruning_is_read() -> None:
+    store = MemoryStore()
+    filled(store, 1)
+    old = unseal(store.get(journal_key(1)))
+    del old["last_pruned"]
+    store.put(journal_key(1), seal(old))
+    assert Journal(store).read(1) == entry(1)
 
 
 def test_commit_that_the_tail_names_and_is_not_there_is_an_error_not_a_new_run() -> None:
@@ -177,7 +239,7 @@ def test_commit_that_the_tail_names_and_is_not_there_is_an_error_not_a_new_run()
     with pytest.raises(CheckpointError, match=journal_key(2)):
         journal.newest_commit(journal.tail())
     with pytest.raises(CheckpointError, match=journal_key(2)):
-        journal.older_commit(replace(commit(3)))
+        list(journal.commits(replace(entry(3), last_commit=2)))
 
 
 def test_commit_that_the_tail_names_and_is_of_another_kind_is_an_error() -> None:

@@ -64,6 +64,11 @@ def uncommitted(store: ObjectStore) -> None:
     store.put("checkpoints/step-000000000005/attempt-0001/rank-00000-of-00002.safetensors", b"x")
 
 
+def without_journal(store: ObjectStore) -> None:
+    """The journal was lost, or the folder copied without it."""
+    store.put("checkpoints/step-000000000005/attempt-0001/rank-00000-of-00002.safetensors", b"x")
+
+
 def committed(store: ObjectStore) -> None:
     record(store)
     run = ToyRun(store)
@@ -82,10 +87,12 @@ def start(store: ObjectStore, config: RunConfig = CONFIG, **flags: bool) -> RunS
         ("never", empty, 0, None),
         ("never", opened, 0, None),
         ("never", uncommitted, 0, None),
+        ("never", without_journal, 0, None),
         ("never", committed, None, "--resume never: .* toy .*step 8"),
         ("auto", empty, 0, None),
         ("auto", opened, 0, None),
-        ("auto", uncommitted, None, "toy has checkpoint objects .*rank-00000.* but no committed"),
+        ("auto", uncommitted, 0, None),
+        ("auto", without_journal, None, "toy has checkpoint objects .*rank-00000.* no journal"),
         ("auto", committed, 8, None),
         ("must", empty, None, "--resume must: .* toy .*/somewhere/runs"),
         ("must", opened, None, "--resume must"),

@@ -166,13 +166,14 @@ def test_save_whose_ranges_do_not_cover_a_tensor_is_never_committed() -> None:
     assert entries(store)[-1].kind == "abandoned"
 
 
-def test_save_that_cannot_be_journaled_is_not_committed_on_any_rank() -> None:
+def test_save_that_cannot_be_journaled_is_of_unknown_result_on_every_rank() -> None:
     store = WatchedStore(MemoryStore())
     run = ToyRun(store, world_size=3)
     store.faults.append(Fault(operation="put", part="journal/0", times=1))
     outcome = same_on_all(run.save(random_state(1), 1))
     assert not outcome.committed
-    assert "rank 0: injected: put" in outcome.why
+    assert "rank 0: whether step 1 is committed is unknown" in outcome.why
+    assert "injected: put" in outcome.why
     assert newest_commit(store) is None
     assert same_on_all(run.save(random_state(2), 2)).committed
 
@@ -256,6 +257,19 @@ def test_attempts_saving_one_step_never_mix_objects() -> None:
     old.save_outcomes(random_state(3), 6)
     assert {key: store.get(key) for key in kept} == kept
     assert_restored(restore_world(store, 3), random_state(2))
+
+
+def test_saves_of_one_step_by_one_attempt_never_mix_objects() -> None:
+    """A request of the first may take effect when it was given up long ago."""
+    store = MemoryStore()
+    flaky = WatchedStore(store, Fault(operation="put", part=".safetensors", times=1))
+    run = ToyRun(store, world_size=2, rank_stores={1: flaky})
+    assert not same_on_all(run.save(random_state(1), 5)).committed
+    outcome = same_on_all(run.save(random_state(2), 5))
+    assert outcome.manifest_key == manifest_key(5, 1, 2) != manifest_key(5, 1)
+    store.put(part_key(5, 1, 1, 2), b"late")
+    assert_restored(restore_world(store, 2), random_state(2))
+    assert same_on_all(run.save(random_state(3), 6)).manifest_key == manifest_key(6, 1)
 
 
 def test_rank_0_without_an_attempt_ends_the_save_on_every_rank() -> None:

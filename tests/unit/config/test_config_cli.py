@@ -166,6 +166,8 @@ _FLAGS = """
 --batch.global-batch-size
 --batch.micro-batch-size
 --checkpoint.every-steps
+--checkpoint.keep-every-steps
+--checkpoint.keep-last
 --checkpoint.max-abandoned
 --data.no-shuffle
 --data.sequence-length
