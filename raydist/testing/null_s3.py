@@ -16,10 +16,12 @@ import sys
 import threading
 import urllib.request
 from types import TracebackType
+from typing import BinaryIO
 
 BUCKET = "null-sink"
 _BUFFER_BYTES = 1 << 20
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+_CHUNKED = re.compile(rb"\r\ntransfer-encoding: *chunked", re.IGNORECASE)
 _RANGE = re.compile(rb"\r\nrange: *bytes=(\d+)-(\d+)", re.IGNORECASE)
 _OBJECT_BYTES = 1 << 40
 _UPLOAD = b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
@@ -78,33 +80,18 @@ class _Sink:
     def serve(self, connection: socket.socket) -> None:
         """Answer the requests of one connection until the client closes it."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        buffer = bytearray(_BUFFER_BYTES)
-        pending = b""
-        with connection:
-            while True:
-                while (end := pending.find(b"\r\n\r\n")) < 0:
-                    received = connection.recv(65536)
-                    if not received:
-                        return
-                    pending += received
-                head, pending = pending[:end], pending[end + 4 :]
-                found = _LENGTH.search(head)
-                length = int(found[1]) if found else 0
+        with connection, connection.makefile("rb", _BUFFER_BYTES) as reader:
+            buffer = memoryview(bytearray(_BUFFER_BYTES))
+            while head := _read_head(reader):
                 if b"100-continue" in head:
                     connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-                left = length - len(pending[:length])
-                pending = pending[length:]
-                while left:
-                    count = connection.recv_into(buffer, min(left, _BUFFER_BYTES))
-                    if not count:
-                        return
-                    left -= count
+                length = _take_body(reader, head, buffer)
                 self._answer(connection, head, length)
 
     def _answer(self, connection: socket.socket, head: bytes, length: int) -> None:
         with self.lock:
             self.received += length if head.startswith(b"PUT") else 0
-        line = head.split(b"\r\n", 1)[0]
+        line = head.split(b"\r", 1)[0]
         asked = _RANGE.search(head)
         if line.startswith(b"GET") and asked:
             _send_zeros(connection, int(asked[1]), int(asked[2]))
@@ -116,6 +103,36 @@ class _Sink:
             body = str(self.received).encode()
         reply = b'HTTP/1.1 200 OK\r\nETag: "e"\r\nContent-Length: %d\r\n\r\n%b' % (len(body), body)
         connection.sendall(reply)
+
+
+def _read_head(reader: BinaryIO) -> bytes:
+    lines: list[bytes] = []
+    while (line := reader.readline()) not in (b"\r\n", b""):
+        lines.append(line)
+    return b"".join(lines)
+
+
+def _take_body(reader: BinaryIO, head: bytes, buffer: memoryview) -> int:
+    found = _LENGTH.search(head)
+    if found:
+        return _discard(reader, int(found[1]), buffer)
+    total = 0
+    if _CHUNKED.search(head):
+        while size := int(reader.readline().split(b";")[0], 16):
+            total += _discard(reader, size, buffer)
+            reader.readline()
+        reader.readline()
+    return total
+
+
+def _discard(reader: BinaryIO, num_bytes: int, buffer: memoryview) -> int:
+    left = num_bytes
+    while left:
+        count = reader.readinto(buffer[:left])  # pyright: ignore[reportAttributeAccessIssue]
+        if not count:
+            break
+        left -= count
+    return num_bytes - left
 
 
 def _send_zeros(connection: socket.socket, first: int, last: int) -> None:

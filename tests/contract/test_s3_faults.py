@@ -110,7 +110,7 @@ def test_put_under_a_passing_fault_writes_the_bytes(
 PASSING_GETS: dict[str, tuple[Act, int]] = {
     "slow down, a burst": (SLOW_DOWN, 3),
     "reset in the reply": (reset_in_reply(1_000), 2),
-    "truncated reply": (truncate_reply(2_999), 2),
+    "truncated reply": (truncate_reply(2_998), 2),
     "empty reply": (truncate_reply(0), 1),
     "no reply": (never_answer(), 1),
     "a reply that trickles": (trickle_reply(every_s=0.05), 1),
