@@ -9,7 +9,7 @@ from typing import Any, Protocol
 class Group(Protocol):
     """All ranks of the run. Every rank calls every method, in the same order.
 
-    Values are of JSON types or bytes; they never hold tensors or store clients.
+    Values are of JSON types, bytes or arrays of numbers; they never hold tensors or store clients.
     """
 
     @property

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raydist.checkpoint.objects import DataObject, StoredRange, crc32c
+from raydist.checkpoint.packing import pack_blocks, pack_ranges, unpack_blocks, unpack_ranges
 from raydist.checkpoint.ranges import DTYPE_BYTES, TensorSpec, check_cover
 from raydist.checkpoint.sealed import seal, unseal
 from raydist.errors import CheckpointError
@@ -98,11 +99,17 @@ class Manifest:
         tree = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         tree["progress"] = dataclasses.asdict(self.progress)
         tree["tensors"] = {k: [list(s.shape), s.dtype] for k, s in self.tensors.items()}
-        tree["objects"] = [dataclasses.asdict(o) for o in self.objects]
-        tree["ranges"] = {
-            k: [[i, r.offset, r.length, r.byte_start] for i, r in stored]
-            for k, stored in self.ranges.items()
-        }
+        tree["objects"] = [
+            {
+                "key": o.key,
+                "bytes": o.bytes,
+                "crc32c": o.crc32c,
+                "block_bytes": o.block_bytes,
+                "blocks": pack_blocks(o.blocks),
+            }
+            for o in self.objects
+        ]
+        tree["ranges"] = {key: pack_ranges(stored) for key, stored in self.ranges.items()}
         return seal(tree)
 
 
@@ -125,15 +132,9 @@ def decode(raw: bytes, *, where: str) -> Manifest:
             for key, (shape, dtype) in tree["tensors"].items()
         }
         tree["objects"] = tuple(
-            DataObject(**{**o, "blocks": tuple(o["blocks"])}) for o in tree["objects"]
+            DataObject(**{**o, "blocks": unpack_blocks(o["blocks"])}) for o in tree["objects"]
         )
-        tree["ranges"] = {
-            key: tuple(
-                (index, StoredRange(offset=offset, length=length, byte_start=start))
-                for index, offset, length, start in stored
-            )
-            for key, stored in tree["ranges"].items()
-        }
+        tree["ranges"] = {key: unpack_ranges(packed) for key, packed in tree["ranges"].items()}
         manifest = Manifest(**tree)
         manifest.check()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import stat
 import time
 import uuid
 from collections.abc import Iterator
+from typing import overload
 
 from raydist.errors import ObjectExistsError, ObjectMissingError
 from raydist.storage.keys import TEMPORARY_PREFIX, check_key, check_prefix, check_range
@@ -74,8 +76,23 @@ class LocalStore:
             finally:
                 os.close(descriptor)
 
-    def get(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
+    @overload
+    def get(self, key: str, *, start: int = 0, length: int | None = None) -> bytes: ...
+
+    @overload
+    def get(self, key: str, *, start: int = 0, into: memoryview) -> int: ...
+
+    def get(
+        self,
+        key: str,
+        *,
+        start: int = 0,
+        length: int | None = None,
+        into: memoryview | None = None,
+    ) -> bytes | int:
         """Return ``length`` bytes from ``start``; short past the end.
+
+        With ``into``: fill it and return the number of bytes.
 
         Raises:
             ObjectMissingError: No such object.
@@ -85,10 +102,16 @@ class LocalStore:
         path = self.path(key)
         with explained("read", path):
             try:
-                with open(path, "rb") as file:
+                with open(path, "rb", buffering=0) as file:
                     available = max(0, os.fstat(file.fileno()).st_size - start)
                     file.seek(start)
-                    return file.read(available if length is None else min(length, available))
+                    if into is not None:
+                        return _read_into(file, into.cast("B"))
+                    wanted = available if length is None else min(length, available)
+                    buffer = io.BytesIO(bytes(wanted))
+                    with buffer.getbuffer() as view:
+                        count = _read_into(file, view)
+                    return buffer.getvalue()[:count]
             except _NOT_THERE as error:
                 raise ObjectMissingError(key=key) from error
 
@@ -204,6 +227,13 @@ def _temporary_file(folder: str) -> Iterator[tuple[int, str]]:
         os.close(descriptor)
         with contextlib.suppress(FileNotFoundError):  # renamed: the usual end
             os.unlink(path)
+
+
+def _read_into(file: io.FileIO, view: memoryview) -> int:
+    at = 0
+    while at < view.nbytes and (count := file.readinto(view[at:])):  # at most 2 GiB at a time
+        at += count
+    return at
 
 
 def _write_all(descriptor: int, data: bytes | memoryview) -> None:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, overload
 
 from botocore.exceptions import ClientError
 
@@ -15,6 +15,7 @@ from raydist.clock import Clock, SystemClock
 from raydist.errors import ObjectExistsError, ObjectMissingError, StorageError
 from raydist.storage.keys import check_key, check_prefix, check_range
 from raydist.storage.retry import RetryPolicy
+from raydist.storage.s3_body import RequestLimits, receive
 from raydist.storage.s3_client import S3Connection
 from raydist.storage.s3_errors import REQUEST_ERRORS, failure_of
 from raydist.storage.s3_read import (
@@ -24,10 +25,18 @@ from raydist.storage.s3_read import (
     Piece,
     range_header,
     read_object,
+    read_object_into,
     take_piece,
 )
 from raydist.storage.s3_requests import BucketRequests
-from raydist.storage.s3_transfer import MIB, TransferThreads, spans, upload_parts
+from raydist.storage.s3_transfer import (
+    MIB,
+    TransferThreads,
+    body_checksum,
+    spans,
+    upload_parts,
+)
+from raydist.storage.s3_uploads import StaleUpload, abort_upload, stale_uploads
 
 _MAX_READS = 3
 
@@ -44,6 +53,7 @@ class S3Store:
         endpoint_url: An S3-like server; None takes AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, and
             without those AWS.
         policy: How long a request is tried again.
+        limits: How long one attempt at it may take.
         clock: Time, for the waits between attempts.
         rng: Jitter; None seeds itself.
         multipart_from_bytes: Objects of this size and more go up in parts.
@@ -60,20 +70,25 @@ class S3Store:
         *,
         endpoint_url: str | None = None,
         policy: RetryPolicy | None = None,
+        limits: RequestLimits | None = None,
         clock: Clock | None = None,
         rng: random.Random | None = None,
         multipart_from_bytes: int = 64 * MIB,
         num_threads: int = 4,
     ) -> None:
         self._multipart_from_bytes = multipart_from_bytes
+        clock, limits = clock or SystemClock(), limits or RequestLimits()
+        self._fill = partial(receive, limits=limits, monotonic_s=clock.monotonic_s)
         self._threads = TransferThreads(num_threads)
         self._requests = BucketRequests(
             bucket=bucket,
             prefix=prefix.strip("/"),
             # Callers' own threads make requests beside those of the pool.
-            connection=S3Connection(endpoint_url=endpoint_url, num_connections=num_threads + 16),
+            connection=S3Connection(
+                endpoint_url=endpoint_url, limits=limits, num_connections=num_threads + 16
+            ),
             policy=policy or RetryPolicy(),
-            clock=clock or SystemClock(),
+            clock=clock,
             rng=rng or random.Random(),
         )
 
@@ -96,9 +111,10 @@ class S3Store:
         check_key(key)
         view = memoryview(data).cast("B")
         condition = {"IfNoneMatch": "*"} if if_absent else {}
+        is_checked = self._requests.is_aws  # other servers may refuse checksums (boto/boto3#4398)
         if view.nbytes < self._multipart_from_bytes:
-            body = data if isinstance(data, bytes) else bytes(view)
-            self._write(key, view, "put_object", Body=body, **condition)
+            sums = body_checksum(view) if is_checked else {}
+            self._write(key, view, "put_object", Body=view, **sums, **condition)
             return
 
         def complete(upload_id: str, parts: list[dict[str, Any]]) -> None:
@@ -115,9 +131,7 @@ class S3Store:
             attempt = partial(self._requests.on_object, operation, key, **arguments)
             return self._requests.retrying("write", key, attempt)
 
-        # As boto3's own uploads; other servers may refuse checksums (boto/boto3#4398).
-        algorithm = "CRC32" if self._requests.is_aws else None
-        upload_parts(request, self._threads.pool(), view, complete, checksum_algorithm=algorithm)
+        upload_parts(request, self._threads.pool(), view, complete, has_checksums=is_checked)
 
     def _write(self, key: str, view: memoryview, operation: str, **arguments: Any) -> None:
         """Make the request that lets the object appear, and settle attempts with lost replies."""
@@ -152,8 +166,23 @@ class S3Store:
         except ObjectMissingError:
             return False
 
-    def get(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
+    @overload
+    def get(self, key: str, *, start: int = 0, length: int | None = None) -> bytes: ...
+
+    @overload
+    def get(self, key: str, *, start: int = 0, into: memoryview) -> int: ...
+
+    def get(
+        self,
+        key: str,
+        *,
+        start: int = 0,
+        length: int | None = None,
+        into: memoryview | None = None,
+    ) -> bytes | int:
         """Return ``length`` bytes from ``start``, all of one version; short past the end.
+
+        With ``into``: fill it, straight from the connection, and return the number of bytes.
 
         Raises:
             ObjectMissingError: No such object.
@@ -161,16 +190,18 @@ class S3Store:
                 overwritten during each of several reads.
         """
         check_key(key)
+        length = into.nbytes if into is not None else length
         check_range(start, length)
         if length == 0:
             if self.size(key) is None:
                 raise ObjectMissingError(key=key)
-            return b""
+            return b"" if into is None else 0
+        read_piece, pool = partial(self._read_piece, key), self._threads.pool()
         for _ in range(_MAX_READS):
             try:
-                return read_object(
-                    partial(self._read_piece, key), self._threads.pool(), start, length
-                )
+                if into is None:
+                    return read_object(read_piece, pool, start, length)
+                return read_object_into(read_piece, pool, start, into.cast("B"))
             except ChangedWhileReadError:
                 continue
         raise StorageError(
@@ -178,7 +209,7 @@ class S3Store:
             way_out="Let one run write there at a time.",
         )
 
-    def _read_piece(self, key: str, start: int, length: int) -> Piece:
+    def _read_piece(self, key: str, start: int, length: int, into: memoryview | None) -> Piece:
         def attempt() -> Piece:
             wanted = range_header(start, length)
             try:
@@ -187,7 +218,7 @@ class S3Store:
                 if failure_of(error).http_status == 416:
                     return NOTHING
                 raise
-            return take_piece(reply, start, length)
+            return take_piece(reply, start, length, into, self._fill)
 
         return self._requests.retrying("read", key, attempt)
 
@@ -248,3 +279,28 @@ class S3Store:
                 key,
                 partial(self._requests.on_object, "delete_object", key),
             )
+
+    def stale_uploads(self, prefix: str, *, older_than_s: float) -> list[StaleUpload]:
+        """Return the uploads in parts below ``prefix`` that were begun and never ended.
+
+        Beyond the ObjectStore protocol: only S3 has them. A writer that was killed leaves them,
+        and they are paid for.
+
+        Args:
+            prefix: As in ``list``.
+            older_than_s: Leaves out those begun later than this long ago by the store's clock: a
+                live writer may still end them.
+
+        Raises:
+            StorageError: The store refused, or was out of reach for too long.
+        """
+        check_prefix(prefix)
+        return stale_uploads(self._requests, prefix, older_than_s=older_than_s)
+
+    def abort_upload(self, upload: StaleUpload) -> None:
+        """Remove what has come of an upload; one that has ended since is no error.
+
+        Raises:
+            StorageError: The store refused, or was out of reach for too long.
+        """
+        abort_upload(self._requests, upload)

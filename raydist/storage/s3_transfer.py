@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import base64
 import concurrent.futures
 import logging
 import os
@@ -10,11 +11,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from awscrt import checksums
+
 from raydist.errors import StorageError
+from raydist.storage.s3_body import MIB
 
 _log = logging.getLogger(__name__)
 
-MIB = 1 << 20
 MIN_PART_BYTES = 16 * MIB
 _MAX_NUM_PARTS = 9_000
 """Of the 10,000 that S3 allows."""
@@ -22,6 +25,8 @@ _MAX_NUM_PARTS = 9_000
 
 def part_size_bytes(object_bytes: int) -> int:
     """Return the size of all parts but the last: at least 16 MiB, at most 9,000 parts.
+
+    A part is sent out of the object's own memory, so larger parts hold no more of it.
 
     Source: S3's limits, 10,000 parts of 5 MiB to 5 GiB; s3tools/s3cmd#613.
     """
@@ -82,31 +87,30 @@ def upload_parts(
     view: memoryview,
     complete: Callable[[str, list[dict[str, Any]]], None],
     *,
-    checksum_algorithm: str | None,
+    has_checksums: bool,
 ) -> None:
     """Upload ``view`` as a multipart upload and complete it; abort it on any failure.
+
+    Nothing of it is copied; as many parts are on the way as the pool has threads.
 
     Args:
         request: ``request(operation, **arguments)`` on this object, with retries.
         pool: Where the parts go up.
         view: The object, as bytes.
         complete: Called with the upload's id and its parts once all are there.
-        checksum_algorithm: Sent with each part and checked by the server, such as ``CRC32``;
-            all three kinds of request must agree on it. None sends none.
+        has_checksums: Whether each part goes with its CRC32C, which the server checks.
 
     Raises:
         StorageError: A request failed for good.
     """
-    checksum = {"ChecksumAlgorithm": checksum_algorithm} if checksum_algorithm else {}
-    upload_id: str = request("create_multipart_upload", **checksum)["UploadId"]
+    algorithm = {"ChecksumAlgorithm": "CRC32C"} if has_checksums else {}
+    upload_id: str = request("create_multipart_upload", **algorithm)["UploadId"]
 
     def upload(number: int, start: int, end: int) -> dict[str, Any]:
-        body = bytes(view[start:end])  # the SDK takes no memoryview; one part a thread is held
-        reply = request("upload_part", UploadId=upload_id, PartNumber=number, Body=body, **checksum)
-        part = {"PartNumber": number, "ETag": reply["ETag"]}
-        if checksum_algorithm:
-            part[f"Checksum{checksum_algorithm}"] = reply[f"Checksum{checksum_algorithm}"]
-        return part
+        body = view[start:end]
+        sums = body_checksum(body) if has_checksums else {}
+        reply = request("upload_part", UploadId=upload_id, PartNumber=number, Body=body, **sums)
+        return {"PartNumber": number, "ETag": reply["ETag"], **sums}
 
     cuts = spans(0, view.nbytes, part_size_bytes(view.nbytes))
     try:
@@ -121,6 +125,15 @@ def upload_parts(
     except BaseException:  # an interrupt too: parts of an upload left open are paid for
         _abort(request, upload_id)
         raise
+
+
+def body_checksum(body: memoryview) -> dict[str, str]:
+    """Return the argument by which the server checks ``body``.
+
+    Computed here in one pass: botocore would send the body in chunks to compute it on the way.
+    """
+    value = checksums.crc32c(body)  # pyright: ignore[reportArgumentType] # any buffer
+    return {"ChecksumCRC32C": base64.b64encode(value.to_bytes(4, "big")).decode()}
 
 
 def _abort(request: Callable[..., Any], upload_id: str) -> None:

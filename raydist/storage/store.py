@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Protocol, overload
 
 
 class ObjectStore(Protocol):
@@ -25,8 +25,24 @@ class ObjectStore(Protocol):
         """
         ...
 
-    def get(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
+    @overload
+    def get(self, key: str, *, start: int = 0, length: int | None = None) -> bytes: ...
+
+    @overload
+    def get(self, key: str, *, start: int = 0, into: memoryview) -> int: ...
+
+    def get(
+        self,
+        key: str,
+        *,
+        start: int = 0,
+        length: int | None = None,
+        into: memoryview | None = None,
+    ) -> bytes | int:
         """Return ``length`` bytes from ``start`` (to the end when None); short past the end.
+
+        With ``into`` (contiguous): fill it instead and return the number of bytes, fewer past
+        the end. What it holds after an error is undefined.
 
         Raises:
             ObjectMissingError: No such object.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import overload
 
 from raydist.errors import ObjectExistsError, ObjectMissingError
 from raydist.storage.keys import check_key, check_prefix, check_range
@@ -30,8 +31,23 @@ class MemoryStore:
                 raise ObjectExistsError(key=key)
             self._objects[key] = copy
 
-    def get(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
+    @overload
+    def get(self, key: str, *, start: int = 0, length: int | None = None) -> bytes: ...
+
+    @overload
+    def get(self, key: str, *, start: int = 0, into: memoryview) -> int: ...
+
+    def get(
+        self,
+        key: str,
+        *,
+        start: int = 0,
+        length: int | None = None,
+        into: memoryview | None = None,
+    ) -> bytes | int:
         """Return ``length`` bytes from ``start``; short past the end.
+
+        With ``into``: fill it and return the number of bytes.
 
         Raises:
             ObjectMissingError: No such object.
@@ -42,7 +58,12 @@ class MemoryStore:
             data = self._objects.get(key)
         if data is None:
             raise ObjectMissingError(key=key)
-        return data[start:] if length is None else data[start : start + length]
+        if into is None:
+            return data[start:] if length is None else data[start : start + length]
+        view = into.cast("B")
+        piece = memoryview(data)[start : start + view.nbytes]
+        view[: piece.nbytes] = piece
+        return piece.nbytes
 
     def size(self, key: str) -> int | None:
         """Return the object's bytes, or None when there is none."""

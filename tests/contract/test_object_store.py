@@ -96,6 +96,42 @@ def test_get_range_is_cut_at_the_end(
     assert store.get("digits", start=start, length=length) == expected
 
 
+@pytest.mark.parametrize(
+    ("start", "room", "expected"),
+    [
+        (0, 10, b"0123456789"),
+        (3, 4, b"3456"),
+        (7, 100, b"789"),
+        (10, 5, b""),
+        (50, 5, b""),
+        (4, 0, b""),
+    ],
+)
+def test_get_into_fills_the_view_and_counts_up_to_the_end(
+    store: ObjectStore, start: int, room: int, expected: bytes
+) -> None:
+    store.put("digits", b"0123456789")
+    memory = bytearray(b"x" * room)
+    assert store.get("digits", start=start, into=memoryview(memory)) == len(expected)
+    assert memory == expected + b"x" * (room - len(expected))
+
+
+def test_get_into_takes_a_view_of_any_item_size(store: ObjectStore) -> None:
+    store.put("numbers", bytes(range(64)))
+    memory = bytearray(64)
+    assert store.get("numbers", into=memoryview(memory).cast("I")) == 64
+    assert memory == bytes(range(64))
+
+
+@pytest.mark.parametrize(("start", "room"), [(0, 4), (0, 0)])
+def test_get_into_of_a_missing_object_names_the_key(
+    store: ObjectStore, start: int, room: int
+) -> None:
+    with pytest.raises(ObjectMissingError) as caught:
+        store.get("no/such", start=start, into=memoryview(bytearray(room)))
+    assert caught.value.key == "no/such"
+
+
 @pytest.mark.parametrize(("start", "length"), [(-1, None), (0, -1)])
 def test_get_backwards_range_is_refused(store: ObjectStore, start: int, length: int | None) -> None:
     store.put("digits", b"0123456789")
@@ -267,6 +303,9 @@ def test_object_over_64_mib_round_trips(store: ObjectStore) -> None:
     assert store.get("big") == data
     assert store.get("big", start=MIB - 1, length=40 * MIB) == data[MIB - 1 : 41 * MIB - 1]
     assert store.get("big", start=64 * MIB) == data[64 * MIB :]
+    memory = bytearray(70 * MIB)
+    assert store.get("big", start=MIB, into=memoryview(memory)) == len(data) - MIB
+    assert memory[: len(data) - MIB] == data[MIB:]
     with pytest.raises(ObjectExistsError):
         store.put("big", data[::-1], if_absent=True)
     assert store.get("big", length=100) == data[:100]

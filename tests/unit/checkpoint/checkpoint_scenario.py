@@ -229,14 +229,25 @@ class WatchedStore:
         if fault is not None:
             raise StorageError(problem=f"injected: put {key}")
 
-    def get(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
-        data = b""
+    def get(
+        self,
+        key: str,
+        *,
+        start: int = 0,
+        length: int | None = None,
+        into: memoryview | None = None,
+    ) -> bytes | int:
+        count = 0
         try:
             self._fail("get", key)
+            if into is not None:
+                count = self.inner.get(key, start=start, into=into)
+                return count
             data = self.inner.get(key, start=start, length=length)
+            count = len(data)
+            return data
         finally:
-            self._note("get", key, len(data))
-        return data
+            self._note("get", key, count)
 
     def size(self, key: str) -> int | None:
         self._note("size", key)

@@ -85,7 +85,7 @@ def test_verify_without_a_readable_manifest_is_an_error() -> None:
     ToyRun(store).save(random_state(1), 1)
     key = manifest_key(1, 1)
     tree = unseal(store.get(key))
-    tree["objects"][0]["blocks"] = []
+    tree["objects"][0]["blocks"] = ""
     store.put(key, seal(tree))
     with pytest.raises(CheckpointError, match="checksums"):
         verify_checkpoint(store, key)

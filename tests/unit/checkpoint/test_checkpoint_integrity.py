@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Some hundred seeded damages to what is stored: what comes back is right, or nothing does.
+"""Thousands of seeded damages to what is stored: what comes back is right, or nothing does.
 
 Faked: ranks are threads; the damage. Real: MemoryStore and everything in raydist.checkpoint.
 """
@@ -18,9 +18,12 @@ from checkpoint_scenario import (
     restore_member,
 )
 
+from raydist.checkpoint.inspect import verify_checkpoint
+from raydist.checkpoint.ranges import TensorSpec
 from raydist.checkpoint.restore import Restored
 from raydist.errors import CheckpointError
 from raydist.testing.memory_store import MemoryStore
+from raydist.testing.single_rank import SingleRank
 from raydist.testing.thread_group import ThreadGroup
 
 STATES = {step: random_state(step) for step in (10, 20)}
@@ -144,3 +147,67 @@ def test_any_flipped_byte_of_the_journal_gives_right_bytes_or_one_error(
             raise AssertionError(f"seed {seed}: {key} at {at}: {raw!r}") from error
         if isinstance(found, list):
             assert_restored(found, STATES[found[0].manifest.progress.step])
+
+
+# Ten thousand damages to objects of several blocks
+
+WIDE = (
+    TensorSpec(key="master/wide", shape=(90_000,), dtype="F32"),
+    TensorSpec(key="buffer/odd", shape=(70_001,), dtype="U8"),
+)
+WIDE_STATES = {step: random_state(step, WIDE) for step in (10, 20)}
+
+
+class DamagedStore(MemoryStore):
+    """Another store's objects, one of which is altered or gone; nothing is copied."""
+
+    def __init__(self, whole: MemoryStore, key: str, raw: bytes | None) -> None:
+        super().__init__()
+        self._objects = {**whole._objects, key: raw or b""}
+        if raw is None:
+            del self._objects[key]
+
+
+@pytest.fixture(scope="module")
+def wide() -> MemoryStore:
+    store = MemoryStore()
+    run = ToyRun(store)
+    for step, state in WIDE_STATES.items():
+        run.save(state, step)
+    return store
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_no_flip_truncation_or_deletion_goes_undetected(wide: MemoryStore, block: int) -> None:
+    logging.disable(logging.CRITICAL)
+    try:
+        found = [detected(wide, seed) for seed in range(block * 1000, block * 1000 + 1000)]
+    finally:
+        logging.disable(logging.NOTSET)
+    assert found == [""] * 1000
+
+
+def detected(wide: MemoryStore, seed: int) -> str:
+    """What went unnoticed, or came back wrong; empty when nothing did."""
+    source = random.Random(seed)
+    key = source.choice([key for key, _ in wide.list("checkpoints/step-000000000020/")])
+    raw = bytearray(wide.get(key))
+    at = source.randrange(len(raw))
+    how = source.choice(["flip", "truncate", "delete"])
+    if how == "flip":
+        raw[at] ^= 1 << source.randrange(8)
+    damaged = None if how == "delete" else bytes(raw if how == "flip" else raw[:at])
+    store = DamagedStore(wide, key, damaged)
+    manifest_key = "checkpoints/step-000000000020/attempt-0001/manifest.json"
+    try:
+        problems = verify_checkpoint(store, manifest_key)[1]
+    except CheckpointError as error:
+        problems = [str(error)]
+    if not problems or key not in problems[0]:
+        return f"seed {seed}: verify did not see {how} of {key} at {at}"
+    restored = restore_member(store, SingleRank(), WIDE)
+    if restored is None or restored.manifest.progress.step != 10:
+        return f"seed {seed}: restore did not see {how} of {key} at {at}"
+    if any(restored.buffers[spec.key] != WIDE_STATES[10][spec] for spec in WIDE):
+        return f"seed {seed}: restore came back wrong after {how} of {key} at {at}"
+    return ""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -50,7 +51,11 @@ def manifest(
         "tensors": specs,
         "objects": tuple(
             DataObject(
-                key=f"rank-{rank}", bytes=size, crc32c=rank, block_bytes=1 << 20, blocks=(rank,)
+                key=f"rank-{rank}",
+                bytes=size,
+                crc32c=rank,
+                block_bytes=1 << 20,
+                blocks=array("I", [rank]),
             )
             for rank, size in enumerate(sizes)
         ),
@@ -90,8 +95,10 @@ def test_manifest_is_one_plain_json_object_of_format_1() -> None:
     tree = unseal(SMALL.encode())
     assert tree["format"] == FORMAT == 1
     assert tree["tensors"]["master/w"] == [[4, 3], "F32"]
-    assert tree["ranges"]["master/w"] == [[0, 0, 6, 16], [1, 6, 6, 16]]
-    assert tree["objects"][0]["key"] == "rank-0"
+    assert tree["ranges"]["master/w"] == [[0, 0, 6, 16, 2]]
+    assert tree["ranges"]["buffer/n"] == [[0, 0, 1, 40, 1], [1, 1, 0, 40, 1]]
+    assert [o["key"] for o in tree["objects"]] == ["rank-0", "rank-1"]
+    assert [o["blocks"] for o in tree["objects"]] == ["AAAAAA==", "AQAAAA=="]
     assert SMALL.total_bytes == sum(o["bytes"] for o in tree["objects"])
 
 
@@ -147,11 +154,11 @@ def move_before(tree: dict[str, Any]) -> None:
 
 
 def point_past_the_objects(tree: dict[str, Any]) -> None:
-    tree["ranges"]["master/w"][1][0] = 2
+    tree["ranges"]["master/w"][0][0] = 1
 
 
 def point_before_the_objects(tree: dict[str, Any]) -> None:
-    tree["ranges"]["master/w"][1][0] = -1
+    tree["ranges"]["master/w"][0][0] = -1
 
 
 def drop_a_range(tree: dict[str, Any]) -> None:
@@ -179,7 +186,23 @@ def grow_the_tensor(tree: dict[str, Any]) -> None:
 
 
 def drop_a_block(tree: dict[str, Any]) -> None:
-    tree["objects"][0]["blocks"] = []
+    tree["objects"][0]["blocks"] = ""
+
+
+def have_half_a_block(tree: dict[str, Any]) -> None:
+    tree["objects"][0]["blocks"] = "AAA="
+
+
+def have_blocks_of_other_letters(tree: dict[str, Any]) -> None:
+    tree["objects"][0]["blocks"] = "AA AAA=="
+
+
+def repeat_a_range_too_often(tree: dict[str, Any]) -> None:
+    tree["ranges"]["master/w"][0][4] = 3
+
+
+def leave_out_the_count(tree: dict[str, Any]) -> None:
+    del tree["ranges"]["master/w"][0][4]
 
 
 def have_no_block_size(tree: dict[str, Any]) -> None:
@@ -201,6 +224,10 @@ def have_no_block_size(tree: dict[str, Any]) -> None:
         grow_the_tensor,
         drop_a_block,
         have_no_block_size,
+        have_half_a_block,
+        have_blocks_of_other_letters,
+        repeat_a_range_too_often,
+        leave_out_the_count,
     ],
 )
 def test_manifest_whose_parts_do_not_add_up_is_refused(
@@ -210,7 +237,7 @@ def test_manifest_whose_parts_do_not_add_up_is_refused(
     change(tree)
     with pytest.raises(CheckpointError) as caught:
         decode(seal(tree), where="here")
-    assert any(name in str(caught.value) for name in ("master/w", "rank-0", "F12"))
+    assert any(name in str(caught.value) for name in ("master/w", "rank-0", "F12", "here is not"))
 
 
 def test_checksum_changes_with_any_bit() -> None:
