@@ -17,6 +17,7 @@ from raydist.checkpoint.inspect import (
     list_checkpoints,
     verify_checkpoint,
 )
+from raydist.cli import ckpt_export
 from raydist.errors import CheckpointError, ConfigError, FailureKind
 from raydist.storage import ObjectStore, open_store
 
@@ -44,7 +45,9 @@ class Verify:
 
 
 _Command = (
-    Annotated[Ls, tyro.conf.subcommand("ls")] | Annotated[Verify, tyro.conf.subcommand("verify")]
+    Annotated[Ls, tyro.conf.subcommand("ls")]
+    | Annotated[Verify, tyro.conf.subcommand("verify")]
+    | Annotated[ckpt_export.Export, tyro.conf.subcommand("export")]
 )
 
 
@@ -54,7 +57,11 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         ConfigError: There is no run at that location.
     """
-    command: Ls | Verify = tyro.cli(_Command, args=list(arguments), prog="raydist ckpt")  # type: ignore[arg-type]
+    command: Ls | Verify | ckpt_export.Export = tyro.cli(
+        _Command, args=list(arguments), prog="raydist ckpt"
+    )  # type: ignore[arg-type]
+    if isinstance(command, ckpt_export.Export):
+        return ckpt_export.run(command)
     store = open_store(command.run)
     found = list_checkpoints(store)
     if not found and not has_uncommitted_objects(store):

@@ -159,6 +159,18 @@ def config_hash(config: RunConfig) -> str:
 
 
 def diff_mathematics(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return {dotted key: (old value, new value)} for every key whose value differs."""
+    """Return {dotted key: (old value, new value)} for every key whose value differs.
+
+    A key that is missing in one, written by an earlier raydist, has its default there.
+    """
     keys = sorted(old.keys() | new.keys())
-    return {k: (old.get(k), new.get(k)) for k in keys if old.get(k) != new.get(k)}
+    pairs = {k: (old.get(k, _DEFAULTS.get(k)), new.get(k, _DEFAULTS.get(k))) for k in keys}
+    return {k: pair for k, pair in pairs.items() if pair[0] != pair[1]}
+
+
+_DEFAULTS = {
+    f"{section}.{f.name}": f.default
+    for section, config in (("model", ModelConfig), ("optimizer", OptimizerConfig))
+    for f in dataclasses.fields(config)
+    if f.default is not dataclasses.MISSING
+}

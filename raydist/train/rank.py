@@ -32,6 +32,7 @@ from raydist.storage import ObjectStore, open_store
 from raydist.train import rng
 from raydist.train.engine import Engine
 from raydist.train.feed import BatchFeed
+from raydist.train.initial_weights import load_initial_weights
 from raydist.train.loop import TrainState, train
 from raydist.train.task import RankTask
 from raydist.train.time_limits import hold_time_limits
@@ -103,6 +104,7 @@ def run_rank(
         if restored is not None:
             _check_corpus(task, corpus, restored.manifest)
         state = _apply(restored, engine, world, config, hooks)
+        _begin_from_weights(restored, engine, group, config, hooks)
         saver = Saver(
             store=store,
             group=group,
@@ -301,6 +303,17 @@ def _apply(
         data_position=progress.data_position,
         skipped_steps=progress.skipped_steps,
     )
+
+
+def _begin_from_weights(
+    restored: Restored | None, engine: Engine, group: Group, config: RunConfig, hooks: Hooks
+) -> None:
+    where = config.model.weights
+    if restored is not None or where is None:
+        return
+    for line in load_initial_weights(engine, config.model, where=where, group=group):
+        if group.rank == 0:
+            hooks.say(line)
 
 
 def _export(
