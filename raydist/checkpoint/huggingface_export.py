@@ -85,7 +85,8 @@ def export_weights(
         document: The config.json.
         tokenizer: Rooted at a directory whose tokenizer files are copied.
         overwrite: Whether the target may hold an earlier export, which is removed first.
-        window_bytes: State read at a time.
+        window_bytes: State read at a time; at least the checkpoint's largest block, so that no
+            block is read more than twice.
 
     Raises:
         CheckpointError: The checkpoint lacks a parameter, has others, or has one of another shape,
@@ -99,6 +100,7 @@ def export_weights(
     tokenizer_files = _tokenizer_files(tokenizer)
     _clear(target, overwrite=overwrite)
     bytes_read = 0
+    window_bytes = max(window_bytes, *(o.block_bytes for o in manifest.objects))
     for shard in shards:
         bytes_read += _write_shard(
             source, manifest, target, shard, dtype=dtype, window_bytes=window_bytes

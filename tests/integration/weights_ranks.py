@@ -99,9 +99,7 @@ def whole(engine, group, key):
 def compare(directory, strategy, precision, group, world, device):
     config = config_for(directory, strategy, precision)
     engine = engine_for(config, world, device)
-    tokens = torch.randint(
-        257, (2, LENGTH), generator=torch.Generator().manual_seed(1)
-    ).to(device)
+    tokens = torch.randint(257, (2, LENGTH), generator=torch.Generator().manual_seed(1)).to(device)
     before = logits_of(engine.model, tokens)
     said = load_initial_weights(engine, config.model, where=str(directory), group=group)
     after = logits_of(engine.model, tokens)

@@ -72,9 +72,7 @@ def commit_tensors(
             raw = bytearray(flat[offset : offset + length].view(torch.uint8).numpy().tobytes())
             dtype = {torch.float32: "F32", torch.bfloat16: "BF16"}[flat.dtype]
             spec = TensorSpec(key=key, shape=tuple(tensor.shape), dtype=dtype)
-            ranges.append(
-                LocalRange(spec=spec, offset=offset, length=length, data=memoryview(raw))
-            )
+            ranges.append(LocalRange(spec=spec, offset=offset, length=length, data=memoryview(raw)))
         saver.save(ranges, progress=progress_at(step), scalars={"adam_step": float(step)})
 
     group.run(save)

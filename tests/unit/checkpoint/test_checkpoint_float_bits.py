@@ -25,7 +25,9 @@ def _finite_values() -> np.ndarray:
     """Random bit patterns, every exponent among them, and ties of both 16-bit formats."""
     random = np.random.default_rng(7).integers(0, 1 << 32, 400_000, dtype=np.uint64)
     high = np.arange(1 << 16, dtype=np.uint64) << 16
-    bits = np.concatenate([random, high, high | 0x8000, high | 0x7FFF, high | 0x8001, high | 0x1000])
+    bits = np.concatenate(
+        [random, high, high | 0x8000, high | 0x7FFF, high | 0x8001, high | 0x1000]
+    )
     values = bits.astype("<u4").view("<f4")
     return values[np.isfinite(values)]
 

@@ -92,9 +92,7 @@ def test_export_gives_the_models_logits_through_from_pretrained(
     model = _model(config)
     source = MemoryStore()
     commit_tensors(source, _state(model), config=config)
-    exported = _export(
-        source, open_store(str(tmp_path)), config, dtype, shard_bytes=shard_bytes
-    )
+    exported = _export(source, open_store(str(tmp_path)), config, dtype, shard_bytes=shard_bytes)
     assert exported.parameters == sum(p.numel() for p in model.parameters())
     assert exported.bytes == sum(f.stat().st_size for f in tmp_path.glob("*.safetensors"))
     assert (len(exported.files) > 1) == (shard_bytes == 40_000)
@@ -103,7 +101,9 @@ def test_export_gives_the_models_logits_through_from_pretrained(
     )
     assert not any(report.values()), report
     assert next(loaded.parameters()).dtype == _TORCH[dtype]
-    expected = model.to(_TORCH[dtype])
+    expected = model
+    for parameter in model.parameters():  # alone: the rotary frequencies stay fp32, as loaded
+        parameter.data = parameter.data.to(_TORCH[dtype])
     for name, parameter in loaded.named_parameters():
         assert torch.equal(parameter, expected.get_parameter(name)), name
     assert torch.equal(_logits(loaded), _logits(expected))
@@ -129,14 +129,14 @@ def test_export_shards_are_within_the_limit_and_indexed(tmp_path: Path) -> None:
     )
 
 
-def test_export_reads_each_needed_block_about_once_and_no_moments_beyond_them() -> None:
+def test_export_in_one_window_reads_every_byte_once() -> None:
     config = run_config()
-    source = WatchedStore(MemoryStore())
+    source = MemoryStore()
     state = {f"master/{n}": torch.randn(s) for n, s in parameter_shapes(config.model).items()}
     commit_tensors(source, state, world_size=2)
-    exported = _export(source, MemoryStore(), config, window_bytes=1 << 20)
-    stored = sum(t.nbytes for t in state.values())
-    assert exported.bytes_read <= 1.1 * stored + 2 * 4096
+    exported = _export(source, MemoryStore(), config, shard_bytes=1 << 30, window_bytes=1 << 20)
+    stored = sum(size for key, size in source.list("checkpoints/") if "rank-" in key)
+    assert exported.bytes_read == stored
 
 
 def test_export_of_partly_narrow_masters_is_exact(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_export_into_fp16_refuses_what_it_cannot_hold_and_leaves_no_config() -> 
         model.lm_head.weight[5, 7] = 7e4
     source, target = MemoryStore(), MemoryStore()
     commit_tensors(source, _state(model))
-    with pytest.raises(CheckpointError, match="master/lm_head.weight has a value .* F16 cannot"):
+    with pytest.raises(CheckpointError, match=r"master/lm_head.weight has a value .* F16 cannot"):
         _export(source, target, config, "F16")
     assert "config.json" not in dict(target.list(""))
     _export(source, target, config, "BF16", overwrite=True)
@@ -234,7 +234,7 @@ def test_export_to_a_target_in_use_is_refused_until_told(tmp_path: Path) -> None
     (tmp_path / "model-00001-of-00099.safetensors").write_bytes(b"an earlier one")
     (tmp_path / "notes.txt").write_text("mine")
     target = open_store(str(tmp_path))
-    with pytest.raises(ConfigError, match="not empty: config.json, model-00001"):
+    with pytest.raises(ConfigError, match=r"not empty: config.json, model-00001"):
         _export(source, target, config)
     assert (tmp_path / "config.json").read_text() == "{}"
     _export(source, target, config, overwrite=True)
@@ -294,10 +294,10 @@ _EXPORT = textwrap.dedent("""
             return source.get(key, **where)
     Path("/proc/self/clear_refs").write_text("5")
     before = peak()
-    export_weights(source=Deadly(), manifest=manifest, target=open_store(to), shapes=shapes,
+    done = export_weights(source=Deadly(), manifest=manifest, target=open_store(to), shapes=shapes,
                    dtype="BF16", shard_bytes=1 << 26, document={"model_type": "llama"},
                    window_bytes=window)
-    print(json.dumps({"grown": peak() - before, "calls": Deadly.calls}))
+    print(json.dumps({"grown": peak() - before, "read": done.bytes_read}))
 """)
 
 
@@ -310,13 +310,17 @@ def _run_export(run: Path, to: Path, *, window_bytes: int, kill_at: int = 0):
     )
 
 
+def _large_weight(number: int) -> torch.Tensor:
+    return (torch.arange(2048 * 4096, dtype=torch.float32) * 1.7 + number).view(2048, 4096)
+
+
 @pytest.fixture(scope="module")
 def large_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """256 MiB of masters and as many of one moment, by two ranks."""
     run = tmp_path_factory.mktemp("large")
     state = {}
     for number in range(8):
-        weight = torch.full((2048, 4096), float(number))
+        weight = _large_weight(number)
         state |= {f"master/w{number}": weight, f"exp_avg/w{number}": weight}
     commit_tensors(open_store(str(run)), state, world_size=2)
     return run
@@ -329,18 +333,18 @@ def test_export_peak_memory_is_a_few_windows_whatever_the_checkpoint(
     done = _run_export(large_run, tmp_path / "out", window_bytes=8 << 20)
     assert done.returncode == 0, done.stderr
     # 512 MiB are stored, 256 of them are wanted: two windows of 8, their reads, one slice.
-    assert json.loads(done.stdout)["grown"] < 64 << 20
+    found = json.loads(done.stdout)
+    assert found["grown"] < 64 << 20
+    assert 256 << 20 <= found["read"] <= 1.25 * (256 << 20)  # whole blocks, and no moments
     with safe_open(tmp_path / "out" / "model-00002-of-00002.safetensors", "pt") as opened:
-        assert torch.equal(
-            opened.get_tensor("w7"), torch.full((2048, 4096), 7.0, dtype=torch.bfloat16)
-        )
+        assert torch.equal(opened.get_tensor("w7"), _large_weight(7).bfloat16())
 
 
 def test_export_killed_midway_leaves_a_directory_that_is_not_loaded(
     large_run: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    done = _run_export(large_run, out, window_bytes=8 << 20, kill_at=50)
+    done = _run_export(large_run, out, window_bytes=8 << 20, kill_at=20)
     assert done.returncode == -9
     assert [f.name for f in out.iterdir() if not f.name.startswith(".tmp-")] == [
         "model-00001-of-00002.safetensors"

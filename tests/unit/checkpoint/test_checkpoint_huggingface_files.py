@@ -49,7 +49,7 @@ def test_files_single_file_is_preferred_to_an_index_as_transformers_does() -> No
 
 
 def test_files_of_an_empty_directory_are_refused() -> None:
-    with pytest.raises(ConfigError, match="neither model.safetensors nor .*index.json at"):
+    with pytest.raises(ConfigError, match=r"neither model.safetensors nor .*index.json at"):
         files(MemoryStore())
 
 
@@ -67,14 +67,14 @@ def test_files_of_an_empty_directory_are_refused() -> None:
 def test_files_unreadable_index_is_refused(index: bytes) -> None:
     store = MemoryStore()
     store.put("model.safetensors.index.json", index)
-    with pytest.raises(ConfigError, match="index.json cannot be read"):
+    with pytest.raises(ConfigError, match=r"index.json cannot be read"):
         files(store)
 
 
 def test_files_missing_shard_is_named() -> None:
     store = sharded(tensors())
     store.delete("model-00002-of-00003.safetensors")
-    with pytest.raises(CheckpointCorruptError, match="model-00002-of-00003.*file is missing"):
+    with pytest.raises(CheckpointCorruptError, match=r"model-00002-of-00003.*file is missing"):
         files(store)
 
 
@@ -91,7 +91,7 @@ def test_files_tensor_that_the_index_promises_in_vain_is_named() -> None:
 def test_files_truncated_file_is_refused_at_any_length(cut: int) -> None:
     store = single(tensors())
     store.put("model.safetensors", store.get("model.safetensors")[:cut])
-    with pytest.raises(CheckpointCorruptError, match="model.safetensors"):
+    with pytest.raises(CheckpointCorruptError, match=r"model.safetensors"):
         files(store)
 
 

@@ -59,7 +59,7 @@ def test_match_tied_model_leaves_a_stored_output_out() -> None:
 
 def test_match_tied_model_refuses_untied_weights() -> None:
     there = files(single(tensors(), tie_word_embeddings=False))
-    with pytest.raises(ConfigError, match="not tied; here model.tie_embeddings=True"):
+    with pytest.raises(ConfigError, match=r"not tied; here model.tie_embeddings=True"):
         match_tensors(there, specs(_without(HEAD)))
 
 

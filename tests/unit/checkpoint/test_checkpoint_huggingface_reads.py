@@ -48,9 +48,7 @@ def _read(store, items, rank=0, world_size=1, **limits) -> dict[str, torch.Tenso
 def test_reads_of_all_ranks_are_the_tensors_in_fp32(make, dtype, world_size) -> None:
     given = tensors(dtype=dtype)
     store = make(given)
-    found = [
-        _read(store, specs(), rank, world_size, read_bytes=40) for rank in range(world_size)
-    ]
+    found = [_read(store, specs(), rank, world_size, read_bytes=40) for rank in range(world_size)]
     for name, tensor in given.items():
         parts = [rank[f"master/{name}"] for rank in found if f"master/{name}" in rank]
         assert torch.equal(torch.cat(parts), tensor.float().flatten())
@@ -112,7 +110,7 @@ def test_reads_of_a_file_cut_after_its_header_was_read_are_refused() -> None:
     match = match_tensors(files(store), specs())
     planned = plan_weight_reads(match.sources, _wanted(specs(), 0, 1))
     store.put("model.safetensors", store.get("model.safetensors")[:-20])
-    with pytest.raises(CheckpointCorruptError, match="bytes at .* are due"):
+    with pytest.raises(CheckpointCorruptError, match=r"bytes at .* are due"):
         list(read_weights(store, planned))
     store.delete("model.safetensors")
     with pytest.raises(CheckpointCorruptError, match="the file is missing"):

@@ -78,9 +78,7 @@ def test_differences_of_the_same_model_are_none(architecture: Any) -> None:
         ({"hidden_act": "gelu"}, "hidden_act is 'silu', there hidden_act='gelu'"),
     ],
 )
-def test_difference_that_changes_the_function_is_named(
-    changes: dict[str, Any], named: str
-) -> None:
+def test_difference_that_changes_the_function_is_named(changes: dict[str, Any], named: str) -> None:
     assert any(named in line for line in differences(_MODEL, _saved(_MODEL, **changes)))
 
 
@@ -90,9 +88,7 @@ def test_difference_of_the_older_spelling_of_rope_is_named() -> None:
         "rope_theta": 500_000.0,
         "rope_scaling": {"rope_type": "llama3", "factor": 8.0},
     }
-    assert differences(_MODEL, older) == [
-        "the rope type is 'default', there rope_type='llama3'"
-    ]
+    assert differences(_MODEL, older) == ["the rope type is 'default', there rope_type='llama3'"]
 
 
 def test_difference_of_architecture_is_named() -> None:
