@@ -101,10 +101,11 @@ def test_weights_in_fp32_give_the_logits_of_from_pretrained_bit_for_bit(
     assert f"rank {world - 1}: model.safetensors: element 47 of model.norm.weight" in refused.pop()
 
 
-def test_weights_in_bf16_give_the_logits_of_from_pretrained_nearly(
+def test_weights_in_bf16_give_the_logits_of_from_pretrained_but_for_narrowed_buffers(
     directories: dict[str, Path], tmp_path: Path
 ) -> None:
     chosen = {name: directories[name] for name in ("llama", "qwen2", "tied", "half")}
     found = _run(chosen, tmp_path, "zero3", "bf16")
     for name in chosen:
-        assert found[name]["error"] < 0.02 * found[name]["spread"], (name, found[name])
+        assert found[name]["equal_but_for_buffers"], (name, found[name])
+        assert found[name]["error"] < 0.1 * found[name]["spread"], (name, found[name])
