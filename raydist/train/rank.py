@@ -365,7 +365,8 @@ def _check_corpus(task: RankTask, corpus: Corpus, manifest: Manifest) -> None:
     Raises:
         ResumeError: They differ, and the user has not allowed it.
     """
-    if manifest.corpus != corpus.identity and not task.allow_config_change:
+    # One that was imported does not say.
+    if manifest.corpus not in ("", corpus.identity) and not task.allow_config_change:
         raise ResumeError(
             problem=f"The corpus at {task.corpus_url} (content {corpus.identity}) is not the one "
             f"that step {manifest.progress.step} was trained on (content {manifest.corpus}).",
