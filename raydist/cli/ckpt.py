@@ -17,7 +17,8 @@ from raydist.checkpoint.inspect import (
     list_checkpoints,
     verify_checkpoint,
 )
-from raydist.cli import ckpt_export, ckpt_import
+from raydist.cli.ckpt_export import Export
+from raydist.cli.ckpt_import import Import
 from raydist.errors import CheckpointError, ConfigError, FailureKind
 from raydist.storage import ObjectStore, open_store
 
@@ -47,8 +48,8 @@ class Verify:
 _Command = (
     Annotated[Ls, tyro.conf.subcommand("ls")]
     | Annotated[Verify, tyro.conf.subcommand("verify")]
-    | Annotated[ckpt_export.Export, tyro.conf.subcommand("export")]
-    | Annotated[ckpt_import.Import, tyro.conf.subcommand("import")]
+    | Annotated[Export, tyro.conf.subcommand("export")]
+    | Annotated[Import, tyro.conf.subcommand("import")]
 )
 
 
@@ -58,13 +59,11 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         ConfigError: There is no run at that location.
     """
-    command: Ls | Verify | ckpt_export.Export | ckpt_import.Import = tyro.cli(
+    command: Ls | Verify | Export | Import = tyro.cli(
         _Command, args=list(arguments), prog="raydist ckpt"
     )  # type: ignore[arg-type]
-    if isinstance(command, ckpt_export.Export):
-        return ckpt_export.run(command)
-    if isinstance(command, ckpt_import.Import):
-        return ckpt_import.run(command)
+    if isinstance(command, Export | Import):
+        return command.run()
     store = open_store(command.run)
     found = list_checkpoints(store)
     if not found and not has_uncommitted_objects(store):

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 
 from raydist.checkpoint import layout
-from raydist.checkpoint.huggingface_export import export_weights
+from raydist.checkpoint.huggingface_export import Exported, export_weights
 from raydist.checkpoint.journal import Entry, Journal
 from raydist.checkpoint.restore import read_commit
 from raydist.config import DataConfig, ModelConfig
@@ -32,7 +33,7 @@ class Export:
     is verified as it is read.
     """
 
-    run: tyro.conf.Positional[str]
+    location: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """Directory or s3:// location of the run: <storage>/<name>."""
     to: str
     """Directory or s3:// prefix to write."""
@@ -49,75 +50,74 @@ class Export:
     json: bool = False
     """Print JSON."""
 
+    def run(self) -> int:
+        """Export; raises what the export does.
 
-def run(command: Export) -> int:
-    """Export; raises what the export does.
-
-    Raises:
-        ConfigError: There is no such run or step, or the numbers cannot be.
-    """
-    begun = time.monotonic()
-    shard_bytes = int(command.shard_gib * 2**30)
-    if shard_bytes < 1:
-        raise ConfigError(
-            problem=f"--shard-gib {command.shard_gib} holds nothing.", way_out="Use 5, say."
+        Raises:
+            ConfigError: There is no such run or step, or the numbers cannot be.
+        """
+        begun = time.monotonic()
+        shard_bytes = int(self.shard_gib * 2**30)
+        if shard_bytes < 1:
+            raise ConfigError(
+                problem=f"--shard-gib {self.shard_gib} holds nothing.", way_out="Use 5, say."
+            )
+        source = open_store(self.location)
+        commit = _find_commit(source, self.location, self.step)
+        manifest, _ = read_commit(source, commit)
+        model, data = _read_config(source, self.location)
+        dtype, torch_dtype = _DTYPES[self.dtype]
+        exported = export_weights(
+            source=source,
+            manifest=manifest,
+            target=open_store(self.to),
+            shapes=parameter_shapes(model),
+            dtype=dtype,
+            shard_bytes=shard_bytes,
+            document=config_json(
+                model,
+                max_positions=data.sequence_length,
+                dtype=torch_dtype,
+                eos_token_id=_END_OF_BYTES if data.tokenizer == "bytes" else None,
+            ),
+            tokenizer=open_store(self.tokenizer) if self.tokenizer else None,
+            overwrite=self.overwrite,
         )
-    source = open_store(command.run)
-    commit = _find_commit(source, command)
-    manifest, _ = read_commit(source, commit)
-    model, data = _read_config(source, command.run)
-    dtype, torch_dtype = _DTYPES[command.dtype]
-    exported = export_weights(
-        source=source,
-        manifest=manifest,
-        target=open_store(command.to),
-        shapes=parameter_shapes(model),
-        dtype=dtype,
-        shard_bytes=shard_bytes,
-        document=config_json(
-            model,
-            max_positions=data.sequence_length,
-            dtype=torch_dtype,
-            eos_token_id=_END_OF_BYTES if data.tokenizer == "bytes" else None,
-        ),
-        tokenizer=open_store(command.tokenizer) if command.tokenizer else None,
-        overwrite=command.overwrite,
-    )
-    seconds = time.monotonic() - begun
-    if command.json:
-        report = {
-            "step": manifest.progress.step,
-            "to": command.to,
-            "dtype": command.dtype,
-            "seconds": seconds,
-            **asdict(exported),
-        }
-        print(json.dumps(report, indent=1))
-    else:
+        self._say(exported, step=manifest.progress.step, seconds=time.monotonic() - begun)
+        return 0
+
+    def _say(self, exported: Exported, *, step: int, seconds: float) -> None:
+        if self.json:
+            what = {"step": step, "to": self.to, "dtype": self.dtype, "seconds": seconds}
+            print(json.dumps(what | asdict(exported), indent=1))
+            return
         print(
-            f"step {manifest.progress.step}: {exported.parameters:,} parameters as {command.dtype} "
-            f"in {len(exported.files)} files, {exported.bytes / 2**20:.1f} MiB, {seconds:.1f} s"
+            f"step {step}: {exported.parameters:,} parameters as {self.dtype} in "
+            f"{len(exported.files)} files, {exported.bytes / 2**20:.1f} MiB, {seconds:.1f} s"
         )
-    return 0
 
 
-def _find_commit(store: ObjectStore, command: Export) -> Entry:
+def _commits(store: ObjectStore) -> Iterator[Entry]:
     journal = Journal(store)
     commit = journal.newest_commit(journal.tail())
-    steps: list[int] = []
-    while commit is not None and command.step not in (None, commit.facts["step"]):
-        steps.append(commit.facts["step"])
+    while commit is not None:
+        yield commit
         commit = journal.older_commit(commit)
-    if commit is None:
-        of_step = "" if command.step is None else f" of step {command.step}"
-        there = ", ".join(str(step) for step in steps)
-        raise ConfigError(
-            problem=f"There is no committed checkpoint{of_step} at {command.run}.",
-            way_out=f"There are: {there}."
-            if there
-            else "Name the run's own location: <storage>/<name>.",
-        )
-    return commit
+
+
+def _find_commit(store: ObjectStore, where: str, step: int | None) -> Entry:
+    seen: list[str] = []
+    for commit in _commits(store):
+        if step is None or commit.facts["step"] == step:
+            return commit
+        seen.append(str(commit.facts["step"]))
+    raise ConfigError(
+        problem=f"There is no committed checkpoint{'' if step is None else f' of step {step}'} at "
+        f"{where}.",
+        way_out=f"There are: {', '.join(seen)}."
+        if seen
+        else "Name the run's own location: <storage>/<name>.",
+    )
 
 
 def _read_config(store: ObjectStore, where: str) -> tuple[ModelConfig, DataConfig]:

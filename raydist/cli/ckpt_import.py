@@ -31,27 +31,26 @@ class Import:
     json: bool = False
     """Print JSON."""
 
+    def run(self) -> int:
+        """Import; raises what the import does.
 
-def run(command: Import) -> int:
-    """Import; raises what the import does.
+        Raises:
+            ConfigError: There is no such directory.
+        """
+        from raydist.train.deepspeed_import import import_checkpoint  # torch
 
-    Raises:
-        ConfigError: There is no such directory.
-    """
-    from raydist.train.deepspeed_import import import_checkpoint  # torch
-
-    if not command.directory.is_dir():
-        raise ConfigError(problem=f"There is no directory {command.directory}.")
-    name = command.to.rstrip("/").rpartition("/")[2]
-    imported = import_checkpoint(
-        command.directory, open_store(command.to), run=name, clock=SystemClock(), tag=command.tag
-    )
-    if command.json:
-        print(json.dumps(asdict(imported), indent=1))
-    else:
-        print(
-            f"{imported.tag}: ZeRO-{imported.stage} on {imported.world_size}, "
-            f"{imported.tensors} tensors, {imported.bytes / 2**20:.1f} MiB, committed as step "
-            f"{imported.step} of {command.to}"
+        if not self.directory.is_dir():
+            raise ConfigError(problem=f"There is no directory {self.directory}.")
+        name = self.to.rstrip("/").rpartition("/")[2]
+        imported = import_checkpoint(
+            self.directory, open_store(self.to), run=name, clock=SystemClock(), tag=self.tag
         )
-    return 0
+        if self.json:
+            print(json.dumps(asdict(imported), indent=1))
+        else:
+            print(
+                f"{imported.tag}: ZeRO-{imported.stage} on {imported.world_size}, "
+                f"{imported.tensors} tensors, {imported.bytes / 2**20:.1f} MiB, committed as step "
+                f"{imported.step} of {self.to}"
+            )
+        return 0

@@ -22,7 +22,7 @@ from raydist.clock import Clock
 from raydist.errors import CheckpointCorruptError, CheckpointError, ConfigError
 from raydist.storage import ObjectStore
 from raydist.train.deepspeed_files import DeepSpeedFiles, find_files, load_file
-from raydist.train.tensors import bytes_of, spec_of
+from raydist.train.tensors import spec_of
 from raydist.train.versions import versions
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -292,10 +292,15 @@ def _local_ranges(flat: _Flat, pieces: Iterable[Piece]) -> list[LocalRange]:
                     spec=spec_of(key, piece.shape, torch.float32),
                     offset=piece.offset,
                     length=piece.length,
-                    data=bytes_of(part),
+                    data=_bytes(part),
                 )
             )
     return ranges
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    array: Any = tensor.contiguous().view(torch.uint8).numpy()
+    return memoryview(array)
 
 
 def _buffers(model: dict[str, Any]) -> list[LocalRange]:
@@ -308,7 +313,7 @@ def _buffers(model: dict[str, Any]) -> list[LocalRange]:
                 spec=spec_of(f"buffer/{name}", tensor.shape, tensor.dtype),
                 offset=0,
                 length=tensor.numel(),
-                data=bytes_of(tensor.reshape(-1)),
+                data=_bytes(tensor.reshape(-1)),
             )
         )
     return found

@@ -88,12 +88,16 @@ def logits_of(model, tokens):
         return model(input_ids=tokens).logits.float().cpu()
 
 
-def whole(engine, group, key):
-    """A tensor of all ranks, as one flat tensor on every rank."""
-    ranges, _ = engine.export()
-    mine = [(r.offset, bytes(r.data)) for r in ranges if r.spec.key == key]
-    parts = sorted(part for rank in group.broadcast(group.gather(mine)) for part in rank)
-    return torch.frombuffer(bytearray(b"".join(data for _, data in parts)), dtype=torch.float32)
+def embedding(engine, strategy):
+    """The model's input embedding, whole."""
+    named = engine.model.named_parameters()
+    weight = next(p for name, p in named if name.endswith("embed_tokens.weight"))
+    if strategy != "zero3":
+        return weight.detach().cpu().clone()
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters([weight]):
+        return weight.detach().cpu().clone()
 
 
 def compare(directory, strategy, precision, group, world, device):
@@ -122,10 +126,9 @@ def resize(directory, strategy, precision, group, world, device):
     rows = 283
     config = config_for(directory, strategy, precision, vocab_size=rows)
     engine = engine_for(config, world, device)
-    key = "master/model.embed_tokens.weight"
-    before = whole(engine, group, key).view(rows, -1)
+    before = embedding(engine, strategy)
     said = load_initial_weights(engine, config.model, where=str(directory), group=group)
-    after = whole(engine, group, key).view(rows, -1)
+    after = embedding(engine, strategy)
     reference = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     there = reference.get_input_embeddings().weight.detach()
     return {
