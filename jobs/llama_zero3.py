@@ -115,26 +115,16 @@ def build_model(config):
     """Return the causal language model; under ZeRO-3 its parameters are born partitioned."""
     import transformers
 
+    from raydist.config.huggingface import transformers_arguments
+
     shape = config.model
     family = {
         "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
         "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     }
     config_type, model_type = family[shape.architecture]
-    model = model_type(
-        config_type(
-            vocab_size=shape.vocab_size,
-            hidden_size=shape.hidden_size,
-            intermediate_size=shape.intermediate_size,
-            num_hidden_layers=shape.num_layers,
-            num_attention_heads=shape.num_attention_heads,
-            num_key_value_heads=shape.num_key_value_heads,
-            max_position_embeddings=config.data.sequence_length,
-            rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
-            tie_word_embeddings=shape.tie_embeddings,
-            use_cache=False,
-        )
-    )
+    arguments = transformers_arguments(shape, max_positions=config.data.sequence_length)
+    model = model_type(config_type(**arguments, use_cache=False))
     if config.activation_checkpointing:
         model.activation_checkpointing_enable()
     return model

@@ -116,7 +116,7 @@ def _check_mathematics(
     config: RunConfig, saved: dict[str, Any], *, allow_config_change: bool
 ) -> None:
     changed = diff_mathematics(saved, mathematics(config))
-    model = [key for key in changed if key.startswith("model.")]
+    model = [key for key in changed if key.startswith("model.") and key != "model.weights"]
     if not changed or (allow_config_change and not model):
         return
     kept = ""

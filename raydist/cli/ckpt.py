@@ -21,6 +21,8 @@ from raydist.checkpoint.inspect import (
     was_pruned,
 )
 from raydist.cli.ckpt_contents import Diff, Show
+from raydist.cli.ckpt_export import Export
+from raydist.cli.ckpt_import import Import
 from raydist.cli.ckpt_prune import Prune
 from raydist.errors import CheckpointError, ConfigError, FailureKind
 from raydist.storage import ObjectStore, open_store
@@ -110,6 +112,8 @@ _Command = (
     | Annotated[Verify, tyro.conf.subcommand("verify")]
     | Annotated[Diff, tyro.conf.subcommand("diff")]
     | Annotated[Prune, tyro.conf.subcommand("prune")]
+    | Annotated[Export, tyro.conf.subcommand("export")]
+    | Annotated[Import, tyro.conf.subcommand("import")]
 )
 
 

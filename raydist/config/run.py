@@ -27,6 +27,9 @@ from raydist.config.sections import (
 )
 from raydist.errors import ConfigError
 
+_ADDED = {"model.rms_norm_eps": 1e-6, "model.weights": None}
+"""Keys of the mathematics that came after the first release, and what held before them."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -153,12 +156,17 @@ def _flatten(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def config_hash(config: RunConfig) -> str:
-    """Return a short hash of ``mathematics(config)``."""
-    text = json.dumps(mathematics(config), sort_keys=True)
+    """Return a short hash of ``mathematics(config)``, equal to an earlier raydist's."""
+    told = {k: v for k, v in mathematics(config).items() if k not in _ADDED or v != _ADDED[k]}
+    text = json.dumps(told, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def diff_mathematics(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return {dotted key: (old value, new value)} for every key whose value differs."""
+    """Return {dotted key: (old value, new value)} for every key whose value differs.
+
+    A key that an earlier raydist did not know has there the value that held before it.
+    """
     keys = sorted(old.keys() | new.keys())
-    return {k: (old.get(k), new.get(k)) for k in keys if old.get(k) != new.get(k)}
+    pairs = {k: (old.get(k, _ADDED.get(k)), new.get(k, _ADDED.get(k))) for k in keys}
+    return {k: pair for k, pair in pairs.items() if pair[0] != pair[1]}

@@ -47,10 +47,15 @@ class ModelConfig:
     """Base of the rotary position frequencies."""
     tie_embeddings: bool = False
     """Whether the output projection is the input embedding."""
+    rms_norm_eps: float = 1e-6
+    """Added to the mean square inside each norm."""
+    weights: str | None = None
+    """Hugging Face safetensors directory or s3:// prefix to begin from; None takes the seed."""
 
     def __post_init__(self) -> None:
         _require_positive(
             "model",
+            rms_norm_eps=self.rms_norm_eps,
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,
             intermediate_size=self.intermediate_size,

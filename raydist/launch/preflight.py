@@ -47,6 +47,9 @@ def prepare_request(request: Request, *, clock: Clock) -> Prepared:
         StorageUnusableError: The storage cannot be written.
     """
     config = replace(request.config, storage=resolve_storage(request.config.storage))
+    if config.model.weights is not None:
+        found = resolve_storage(config.model.weights, key="model.weights")
+        config = replace(config, model=replace(config.model, weights=found))
     if config.scaling.planned_workers is not None:
         batch_for(request, config, config.scaling.planned_workers)
     check_writable(config.storage)
@@ -79,8 +82,8 @@ def batch_for(request: Request, config: RunConfig, world_size: int) -> BatchPlan
     )
 
 
-def resolve_storage(storage: str) -> str:
-    """Return the storage location independent of the working directory.
+def resolve_storage(storage: str, *, key: str = "storage") -> str:
+    """Return the location that ``key`` names, independent of the working directory.
 
     Raises:
         ConfigError: A relative path inside a Ray job's unpacked package, which is temporary.
@@ -88,9 +91,9 @@ def resolve_storage(storage: str) -> str:
     is_relative = "://" not in storage and not os.path.isabs(os.path.expanduser(storage))
     if is_relative and "working_dir_files" in Path.cwd().parts:
         raise ConfigError(
-            problem=f"storage={storage} is relative to the job's package, which Ray deletes "
+            problem=f"{key}={storage} is relative to the job's package, which Ray deletes "
             "when the job ends.",
-            way_out="Set --storage to s3://bucket/prefix or to an absolute directory that all "
+            way_out=f"Set --{key} to s3://bucket/prefix or to an absolute directory that all "
             "nodes share.",
         )
     return absolute_url(storage)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from raydist.checkpoint.ranges import LocalRange, TensorSpec, WantedRange
@@ -70,7 +70,7 @@ class FakeEngine:
             "adam_step": float(self.updates)
         }
 
-    def load(self, buffers: dict[str, memoryview], scalars: dict[str, float]) -> None:
+    def load(self, buffers: Mapping[str, memoryview], scalars: dict[str, float]) -> None:
         """Set the count of updates."""
         (updates,) = struct.unpack("<f", buffers[_SPEC.key])
         self.updates = int(updates)

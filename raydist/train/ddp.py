@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -87,7 +87,7 @@ class DdpEngine:
         """Return this rank's slices and Adam's step count."""
         return export_ranges(self._held()), {"adam_step": adam_step(self._optimizer)}
 
-    def load(self, buffers: dict[str, memoryview], scalars: dict[str, float]) -> None:
+    def load(self, buffers: Mapping[str, memoryview], scalars: dict[str, float]) -> None:
         """Set this rank's slices, then gather the whole from all ranks."""
         load_ranges(self._held(), buffers)
         spread_replicas(list(self._tensors().values()))

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -53,6 +53,10 @@ class Engine(Protocol):
         """
         ...
 
-    def load(self, buffers: dict[str, memoryview], scalars: dict[str, float]) -> None:
-        """Set every range in ``wanted()`` from its buffer, so that the next forward uses it."""
+    def load(self, buffers: Mapping[str, memoryview], scalars: dict[str, float]) -> None:
+        """Set every range in ``wanted()`` from its buffer, so that the next forward uses it.
+
+        Asks for the buffers once each, in that order; one that is shorter than its range sets
+        the first elements and leaves the others.
+        """
         ...

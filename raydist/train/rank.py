@@ -34,6 +34,7 @@ from raydist.storage import ObjectStore, open_store
 from raydist.train import rng
 from raydist.train.engine import Engine
 from raydist.train.feed import BatchFeed
+from raydist.train.initial_weights import load_initial_weights
 from raydist.train.loop import TrainState, train
 from raydist.train.task import RankTask
 from raydist.train.time_limits import hold_time_limits
@@ -106,6 +107,7 @@ def run_rank(
             _check_corpus(task, corpus, restored.manifest)
         state = _apply(restored, engine, world, config, hooks)
         pruner = _pruner(config, store, attempt)
+        _begin_from_weights(restored, engine, group, config, hooks)
         saver = Saver(
             store=store,
             group=group,
@@ -323,6 +325,17 @@ def _apply(
     )
 
 
+def _begin_from_weights(
+    restored: Restored | None, engine: Engine, group: Group, config: RunConfig, hooks: Hooks
+) -> None:
+    where = config.model.weights
+    if restored is not None or where is None:
+        return
+    for line in load_initial_weights(engine, config.model, where=where, group=group):
+        if group.rank == 0:
+            hooks.say(line)
+
+
 def _export(
     engine: Engine, world: World
 ) -> tuple[list[LocalRange] | RaydistError, dict[str, float]]:
@@ -372,7 +385,8 @@ def _check_corpus(task: RankTask, corpus: Corpus, manifest: Manifest) -> None:
     Raises:
         ResumeError: They differ, and the user has not allowed it.
     """
-    if manifest.corpus != corpus.identity and not task.allow_config_change:
+    # One that was imported does not say.
+    if manifest.corpus not in ("", corpus.identity) and not task.allow_config_change:
         raise ResumeError(
             problem=f"The corpus at {task.corpus_url} (content {corpus.identity}) is not the one "
             f"that step {manifest.progress.step} was trained on (content {manifest.corpus}).",

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,12 +70,13 @@ def export_ranges(held: Sequence[HeldRange]) -> list[LocalRange]:
     return ranges
 
 
-def load_ranges(held: Sequence[HeldRange], buffers: dict[str, memoryview]) -> None:
-    """Copy each range's buffer into the live state."""
+def load_ranges(held: Sequence[HeldRange], buffers: Mapping[str, memoryview]) -> None:
+    """Copy each range's buffer into the live state; a shorter one into its first elements."""
     for item in held:
-        if item.tensor.numel():
-            source = torch.frombuffer(buffers[item.spec.key], dtype=item.tensor.dtype)
-            item.tensor.copy_(source)
+        data = buffers[item.spec.key]
+        if len(data):
+            source = torch.frombuffer(data, dtype=item.tensor.dtype)
+            item.tensor[: source.numel()].copy_(source)
 
 
 def replica_slice(key: str, tensor: torch.Tensor) -> HeldRange:

@@ -6,7 +6,7 @@ Only this file and ``rendezvous`` import deepspeed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import deepspeed
@@ -104,7 +104,7 @@ class ZeroEngine:
         """Return this rank's partitions and Adam's step count."""
         return export_ranges(self._held()), {"adam_step": adam_step(self._zero.optimizer)}
 
-    def load(self, buffers: dict[str, memoryview], scalars: dict[str, float]) -> None:
+    def load(self, buffers: Mapping[str, memoryview], scalars: dict[str, float]) -> None:
         """Set partitions, then renew what the next forward gathers from them.
 
         The fp32 masters and moments are the state; the partitions that forward gathers, and

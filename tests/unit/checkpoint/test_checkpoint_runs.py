@@ -228,6 +228,15 @@ def test_resume_of_another_model_is_refused_whatever_is_allowed(allow: bool) -> 
     assert "--name" in text
 
 
+def test_resume_with_its_initial_weights_elsewhere_is_allowed_when_told() -> None:
+    store = MemoryStore()
+    committed(store)
+    config = changed(model={"weights": "/moved"})
+    with pytest.raises(ResumeError, match=r"model.weights: None -> '/moved'(.|\n)*--allow-config"):
+        start(store, config)
+    assert start(store, config, allow_config_change=True).step > 0
+
+
 def test_start_with_another_model_before_the_first_commit_is_allowed() -> None:
     store = MemoryStore()
     opened(store)

@@ -188,9 +188,11 @@ _FLAGS = """
 --model.num-attention-heads
 --model.num-key-value-heads
 --model.num-layers
+--model.rms-norm-eps
 --model.rope-theta
 --model.tie-embeddings
 --model.vocab-size
+--model.weights
 --name
 --network.debug
 --network.interface

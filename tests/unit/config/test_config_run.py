@@ -176,6 +176,8 @@ def test_mathematics_ignore_how_the_work_is_spread_and_watched(key: str, value: 
         ("precision", "bf16", "fp32"),
         ("model.num_layers", 2, 3),
         ("model.tie_embeddings", False, True),
+        ("model.rms_norm_eps", 1e-6, 1e-5),
+        ("model.weights", None, "/weights"),
         ("batch.global_batch_size", 8, 16),
         ("optimizer.learning_rate", 1e-3, 2e-3),
         ("optimizer.max_grad_norm", 1.0, None),
@@ -198,6 +200,14 @@ def test_mathematics_of_longer_runs_differ_only_where_the_schedule_does() -> Non
     }
     fixed = {"optimizer.decay_steps": 10}
     assert mathematics(small_config(num_steps=20, **fixed)) == mathematics(small_config())
+
+
+def test_mathematics_of_an_earlier_raydist_have_the_defaults_of_keys_it_did_not_know() -> None:
+    earlier = mathematics(small_config())
+    del earlier["model.rms_norm_eps"], earlier["model.weights"]
+    assert diff_mathematics(earlier, mathematics(small_config())) == {}
+    changed = mathematics(small_config(**{"model.rms_norm_eps": 1e-5}))
+    assert diff_mathematics(earlier, changed) == {"model.rms_norm_eps": (1e-6, 1e-5)}
 
 
 def test_mathematics_of_another_raydist_tell_keys_that_came_or_went() -> None:
