@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 RUN_KEY = "run.json"
+SAVE_REQUEST_KEY = "control/save.json"
 JOURNAL_HINT_KEY = "journal/hint"
 CHECKPOINTS_PREFIX = "checkpoints/"
 

@@ -165,8 +165,11 @@ _FLAGS = """
 --allow-config-change
 --batch.global-batch-size
 --batch.micro-batch-size
+--checkpoint.agree-timeout-s
+--checkpoint.every-s
 --checkpoint.every-steps
 --checkpoint.max-abandoned
+--checkpoint.when-busy
 --data.no-shuffle
 --data.sequence-length
 --data.shuffle
@@ -176,6 +179,7 @@ _FLAGS = """
 --ds-config
 --fault.max-nonfinite-steps
 --fault.max-worker-failures
+--fault.node-mtbf-hours
 --help
 --metrics.progress-every-s
 --metrics.sample-tokens
