@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`raydist ckpt ls | verify RUN`: what a run has saved, and whether it can be believed."""
+"""`raydist ckpt ls | verify | save RUN`: what a run has saved, and whether it can be believed."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from raydist.checkpoint.inspect import (
     list_checkpoints,
     verify_checkpoint,
 )
+from raydist.cli.ckpt_save import Save, save
+from raydist.clock import SystemClock
 from raydist.errors import CheckpointError, ConfigError, FailureKind
 from raydist.storage import ObjectStore, open_store
 
@@ -44,7 +46,9 @@ class Verify:
 
 
 _Command = (
-    Annotated[Ls, tyro.conf.subcommand("ls")] | Annotated[Verify, tyro.conf.subcommand("verify")]
+    Annotated[Ls, tyro.conf.subcommand("ls")]
+    | Annotated[Verify, tyro.conf.subcommand("verify")]
+    | Annotated[Save, tyro.conf.subcommand("save")]
 )
 
 
@@ -54,8 +58,10 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         ConfigError: There is no run at that location.
     """
-    command: Ls | Verify = tyro.cli(_Command, args=list(arguments), prog="raydist ckpt")  # type: ignore[arg-type]
+    command: Ls | Verify | Save = tyro.cli(_Command, args=list(arguments), prog="raydist ckpt")  # type: ignore[arg-type]
     store = open_store(command.run)
+    if isinstance(command, Save):
+        return save(command, store, clock=SystemClock())
     found = list_checkpoints(store)
     if not found and not has_uncommitted_objects(store):
         raise ConfigError(

@@ -6,11 +6,14 @@ Faked: the ranks (threads of one process). Real: everything in raydist.checkpoin
 
 from __future__ import annotations
 
+import random
+import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
 
 from checkpoint_scenario import (
     IDENTITY,
+    SPECS,
     State,
     local_ranges,
     progress_at,
@@ -27,6 +30,17 @@ from raydist.errors import RaydistError
 from raydist.storage import ObjectStore
 from raydist.testing.fake_clock import FakeClock
 from raydist.testing.thread_group import ThreadGroup
+
+
+def finite_state(seed: int) -> State:
+    """Random numbers, where random bytes would be NaN now and then."""
+    source = random.Random(seed)
+    state = {}
+    for spec, raw in random_state(seed, SPECS).items():
+        floats = [struct.pack("<f", source.gauss(0, 1)) for _ in range(spec.numel)]
+        kinds = {"F32": floats, "BF16": [one[2:] for one in floats]}
+        state[spec] = b"".join(kinds[spec.dtype]) if spec.dtype in kinds else raw
+    return state
 
 
 class GatedStore:

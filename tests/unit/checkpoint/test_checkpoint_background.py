@@ -6,7 +6,7 @@ from __future__ import annotations
 import struct
 
 import pytest
-from async_scenario import AsyncRun, GatedStore
+from async_scenario import AsyncRun, GatedStore, finite_state
 from checkpoint_scenario import (
     SPECS,
     Fault,
@@ -15,7 +15,6 @@ from checkpoint_scenario import (
     entries,
     newest_commit,
     progress_at,
-    random_state,
     restore_world,
 )
 
@@ -32,7 +31,7 @@ def test_state_that_changes_after_the_save_is_saved_as_it_was() -> None:
     store = MemoryStore()
     gated = GatedStore(store)
     run = AsyncRun(gated)
-    state = random_state(1)
+    state = finite_state(1)
     live = {spec: bytearray(raw) for spec, raw in state.items()}
     run.begin({spec: memoryview(raw) for spec, raw in live.items()}, 4)  # type: ignore[misc]
     assert gated.reached.wait(20)
@@ -62,9 +61,9 @@ def test_saves_one_after_another_use_one_snapshot_and_are_all_restored() -> None
 
     run = AsyncRun(store, allocate=allocate)
     for step in (1, 2, 3):
-        run.begin(random_state(step), step)
+        run.begin(finite_state(step), step)
         run.settle()
-        assert_restored(restore_world(store, 2), random_state(step))
+        assert_restored(restore_world(store, 2), finite_state(step))
         (finished,) = run.savers[0].take_finished()
         assert finished.outcome.committed
         assert finished.persist_s >= finished.outcome.seconds > 0
@@ -75,9 +74,9 @@ def test_saves_one_after_another_use_one_snapshot_and_are_all_restored() -> None
 def test_save_while_one_is_in_flight_is_refused() -> None:
     gated = GatedStore(MemoryStore())
     run = AsyncRun(gated)
-    run.begin(random_state(1), 1)
+    run.begin(finite_state(1), 1)
     with pytest.raises(CheckpointError, match="step 2 began before that of step 1 was over"):
-        run.savers[0].save(run.export(random_state(2), 0, 2), progress=progress_at(2))
+        run.savers[0].save(run.export(finite_state(2), 0, 2), progress=progress_at(2))
     gated.gate.set()
     run.settle()
     assert committed_steps(gated.inner) == [1]  # type: ignore[arg-type]
@@ -87,7 +86,7 @@ def test_all_ranks_hear_that_one_of_them_is_busy() -> None:
     store = MemoryStore()
     gated = GatedStore(store)
     run = AsyncRun(store, rank_stores={1: gated})
-    run.begin(random_state(1), 1)
+    run.begin(finite_state(1), 1)
     assert gated.reached.wait(20)
     asked: list[bool] = []
     assert run.agree(lambda is_busy: asked.append(is_busy) or "skip") == ["skip", "skip"]
@@ -101,9 +100,9 @@ def test_all_ranks_hear_that_one_of_them_is_busy() -> None:
 def test_state_that_is_not_finite_on_one_rank_is_never_committed(bad: float) -> None:
     store = MemoryStore()
     run = AsyncRun(store)
-    run.begin(random_state(1), 1)
+    run.begin(finite_state(1), 1)
     run.settle()
-    state = random_state(2)
+    state = finite_state(2)
     raw = bytearray(state[SPECS[1]])
     raw[-4:] = struct.pack("<f", bad)
     state[SPECS[1]] = bytes(raw)
@@ -115,7 +114,7 @@ def test_state_that_is_not_finite_on_one_rank_is_never_committed(bad: float) -> 
     assert "rank 1: exp_avg/embed.weight is not finite in element 34" in outcomes[0].why
     assert committed_steps(store) == [1]
     assert run.agree() == [False, False]
-    run.begin(random_state(3), 3)
+    run.begin(finite_state(3), 3)
     run.settle()
     assert committed_steps(store) == [1, 3]
 
@@ -123,7 +122,7 @@ def test_state_that_is_not_finite_on_one_rank_is_never_committed(bad: float) -> 
 def test_rank_that_cannot_export_abandons_the_save_for_all() -> None:
     store = MemoryStore()
     run = AsyncRun(store)
-    run.begin(random_state(1), 1, errors={1: CheckpointError(problem="device lost")})
+    run.begin(finite_state(1), 1, errors={1: CheckpointError(problem="device lost")})
     run.settle()
     for saver in run.savers:
         (finished,) = saver.take_finished()
@@ -142,11 +141,11 @@ def test_rank_without_memory_for_its_snapshot_abandons_until_it_has_it() -> None
         return memoryview(bytearray(num_bytes))
 
     run = AsyncRun(store, allocate=allocate)
-    run.begin(random_state(1), 1)
+    run.begin(finite_state(1), 1)
     run.settle()
     (finished,) = run.savers[0].take_finished()
     assert "rank 0: No memory for the snapshot" in finished.outcome.why
-    run.begin(random_state(2), 2)
+    run.begin(finite_state(2), 2)
     run.settle()
     assert committed_steps(store) == [2]
 
@@ -156,7 +155,7 @@ def test_too_many_abandoned_in_a_row_are_raised_by_every_rank_at_the_same_agreem
     bad = WatchedStore(store, Fault(operation="put", part=".safetensors"))
     run = AsyncRun(store, world_size=3, max_abandoned=2, rank_stores={2: bad})
     for step, is_over in ((1, False), (2, True)):
-        run.begin(random_state(step), step)
+        run.begin(finite_state(step), step)
         run.settle()
         for found in run.agree():
             if is_over:
@@ -170,10 +169,10 @@ def test_too_many_abandoned_in_a_row_are_raised_by_every_rank_at_the_same_agreem
 def test_replaced_attempt_is_told_on_every_rank_and_before_anything_else() -> None:
     store = MemoryStore()
     old = AsyncRun(store)
-    old.begin(random_state(1), 1)
+    old.begin(finite_state(1), 1)
     old.settle()
     AsyncRun(store, driver="driver-b", takeover=True)
-    old.begin(random_state(2), 2)
+    old.begin(finite_state(2), 2)
     old.settle()
     old.savers[0]._error, old.savers[1]._error = (
         StorageError(problem="another trouble"),
@@ -196,7 +195,7 @@ def test_what_is_not_raydists_own_names_the_rank_and_keeps_the_traceback() -> No
     run = AsyncRun(store, rank_stores={1: Broken()}, world_size=2)
     # Rank 0 waits for a report that never comes; its collective ends with the test's group.
     run.saving._limit_s = 0.5
-    run.begin(random_state(1), 1)
+    run.begin(finite_state(1), 1)
     run.settle()
     for found in run.agree():
         assert isinstance(found, RankFailedError)
