@@ -27,8 +27,8 @@ from raydist.launch import cluster
 from raydist.launch.console import Console
 from raydist.launch.launcher import RunResult
 from raydist.launch.placement import Placement, plan_placement
-from raydist.launch.save_signal import saves_on_signal
 from raydist.launch.preflight import Prepared, batch_for, prepare_request, source_revision
+from raydist.launch.save_signal import saves_on_signal
 from raydist.launch.summary import summarize, write_curve
 from raydist.storage import open_store
 from raydist.train.job import Job

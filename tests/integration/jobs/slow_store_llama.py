@@ -15,7 +15,7 @@ from raydist.train import rank
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "jobs"))
 
-from llama_zero3 import JOB  # noqa: E402
+from llama_zero3 import JOB
 
 
 class SlowStore:
