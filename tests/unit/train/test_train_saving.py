@@ -204,7 +204,7 @@ def test_saving_figures_add_up_to_the_saves_there_were() -> None:
     run.during = lambda rank, step: run.toy.savers[rank].wait(20) and None
     run.train()
     persisted = [step for (rank, step), f in run.figures.items() if rank == 0 and f.persist_s]
-    assert persisted == [6, 10]
+    assert persisted in ([5, 10], [6, 10])  # the first may be over before its call returns
 
 
 @pytest.mark.parametrize("is_agreed", [True, False])
