@@ -57,7 +57,7 @@ def _show_interference(found: dict[str, Any]) -> None:
         idle, busy = one["steps_s"]["idle"], one["steps_s"]["persisting"]
         ratio = statistics.median(busy) / statistics.median(idle)
         print(
-            f"  {name:<12} idle {_spread(idle)}, persisting {_spread(busy)}, ratio of medians "
+            f"  {name:<18} idle {_spread(idle)}, persisting {_spread(busy)}, ratio of medians "
             f"{ratio:.2f}; {one['saves']} saves, {one['persist_s']:.2f} s each behind the steps, "
             f"{one['cpu_s_per_gib']:.2f} CPU-s/GiB"
         )
