@@ -115,6 +115,13 @@ def test_config_workers_against_nodes_offers_their_product() -> None:
     assert small_config().scaling.planned_workers is None
 
 
+def test_config_auto_interval_beside_a_chosen_one_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"(?s)every_steps=auto .*every_s=60 .*Leave .*every_s"):
+        small_config(**{"checkpoint.every_steps": "auto", "checkpoint.every_s": 60.0})
+    small_config(**{"checkpoint.every_steps": 100, "checkpoint.every_s": 60.0})
+    small_config(**{"checkpoint.every_steps": None, "checkpoint.every_s": 60.0})
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
