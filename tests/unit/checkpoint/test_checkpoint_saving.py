@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop's saves: when, over which ranks, and what the rows say.
+"""The loop's saves (raydist.train.saving): when, over which ranks, and what the rows say.
 
 Faked: ranks are threads, time moves only where a test moves it. Real: the saving threads, the
 journal and everything else of raydist.checkpoint.
@@ -7,16 +7,11 @@ journal and everything else of raydist.checkpoint.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "checkpoint"))
-
 from async_scenario import AsyncRun, GatedStore, finite_state
 from checkpoint_scenario import Fault, WatchedStore, assert_restored, entries, restore_world
 
