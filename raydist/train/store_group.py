@@ -101,13 +101,9 @@ class StoreGroup:
         raw = zlib.compress(pickle.dumps(value), 1)
         pieces = [raw[at : at + _PIECE_BYTES] for at in range(0, len(raw), _PIECE_BYTES)]
         for number, piece in enumerate(pieces[1:], start=1):
-            self._store.set(f"{key}/{number}", piece)  # pyright: ignore[reportArgumentType]
+            self._ask("set", f"{key}/{number}", piece)
         # The one that is waited for comes last.
-        head = len(pieces).to_bytes(4, "little") + pieces[0]
-        try:
-            self._store.set(key, head)  # pyright: ignore[reportArgumentType]
-        except dist.DistError as error:
-            raise _gone(error) from error
+        self._ask("set", key, len(pieces).to_bytes(4, "little") + pieces[0])
 
     def _take(self, key: str, deadline: float) -> Any:
         if not self._has_come(key, deadline):
@@ -117,31 +113,36 @@ class StoreGroup:
         return value
 
     def _get(self, key: str) -> Any:
-        try:
-            head = self._store.get(key)
-            count = int.from_bytes(head[:4], "little")
-            rest = [self._store.get(f"{key}/{number}") for number in range(1, count)]
-        except dist.DistError as error:
-            raise _gone(error) from error
+        head = self._ask("get", key)
+        rest = [self._ask("get", f"{key}/{number}") for number in range(1, _num_pieces(head))]
         return pickle.loads(zlib.decompress(b"".join([head[4:], *rest])))
 
     def _delete(self, key: str) -> None:
-        count = int.from_bytes(self._store.get(key)[:4], "little")
-        for number in range(1, count):
-            self._store.delete_key(f"{key}/{number}")
-        self._store.delete_key(key)
+        for number in range(1, _num_pieces(self._ask("get", key))):
+            self._ask("delete_key", f"{key}/{number}")
+        self._ask("delete_key", key)
+
+    def _ask(self, operation: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._store, operation)(*arguments)
+        except dist.DistError as error:
+            raise _gone(error) from error
 
     def _has_come(self, key: str, deadline: float) -> bool:
+        if self._ask("check", [key]):
+            return True
         limit_s = max(0.001, deadline - time.monotonic())
         try:
-            if self._store.check([key]):
-                return True
             self._store.wait([key], timedelta(seconds=limit_s))
         except dist.DistNetworkError as error:
             raise _gone(error) from error
         except dist.DistStoreError:
             return False
         return True
+
+
+def _num_pieces(head: bytes) -> int:
+    return int.from_bytes(head[:4], "little")
 
 
 def _gone(error: Exception) -> RankUnreachableError:
