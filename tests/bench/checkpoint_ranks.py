@@ -31,11 +31,7 @@ import pyarrow.fs  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
-from torch.distributed.checkpoint.staging import (  # noqa: E402
-    BlockingAsyncStager,
-    DefaultStager,
-    StagingOptions,
-)
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions  # noqa: E402
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType  # noqa: E402
 
 from raydist.checkpoint.attempt import open_attempt  # noqa: E402
@@ -151,7 +147,8 @@ class Rank:
         self.rank, self.size = self.world.rank, self.world.world_size
         state_bytes = settings["mib"] * 2**20 * self.size
         self.width = int((state_bytes / 12 / LAYERS) ** 0.5) // 8 * 8
-        config = small_config(precision="fp32", **{"batch.micro_batch_size": 4})
+        batch = {"batch.micro_batch_size": 4, "batch.global_batch_size": 4 * self.size}
+        config = small_config(precision="fp32", **batch)
         job = Job(
             recipes=[lambda: config],
             build_model=lambda _: Net(self.width),
@@ -160,8 +157,10 @@ class Rank:
         from raydist.train.zero import ZeroEngine
 
         self.engine = ZeroEngine(
-            job, config, plan_batch(global_batch_size=8, micro_batch_size=4, world_size=self.size),
-            device,
+            job, config,
+            plan_batch(
+                global_batch_size=4 * self.size, micro_batch_size=4, world_size=self.size
+            ), device,
         )  # fmt: skip
         self.batch = {"tokens": torch.randn(4 * LENGTH, self.width)}
         self.step()
@@ -231,6 +230,15 @@ class Rank:
             background.wait()
 
 
+def _stager(*, shared: bool) -> DefaultStager:
+    return DefaultStager(
+        StagingOptions(
+            use_pinned_memory=False, use_shared_memory=shared, use_async_staging=False,
+            use_non_blocking_copy=False,
+        )
+    )  # fmt: skip
+
+
 class Sides:
     """Each way to save: a stall that is timed, and what has to end before the next one."""
 
@@ -241,17 +249,13 @@ class Sides:
         self.targets = [torch.zeros_like(h.tensor) for h in rank.held]
         tensors = {f"{h.spec.key}/rank{rank.rank}": h.tensor for h in rank.held}
         self.state = {"state": tensors}
-        shared = StagingOptions(
-            use_pinned_memory=False, use_shared_memory=True, use_async_staging=False,
-            use_non_blocking_copy=False,
-        )  # fmt: skip
+        # Its other stager (BlockingAsyncStager) asks for pinned memory, so for a GPU.
+        thread, process = AsyncCheckpointerType.THREAD, AsyncCheckpointerType.PROCESS
         self.stagers = {
-            "dcp thread, cached copy": (
-                BlockingAsyncStager(cache_staged_state_dict=True), AsyncCheckpointerType.THREAD,
-            ),
-            "dcp thread, shared memory": (DefaultStager(shared), AsyncCheckpointerType.THREAD),
-            "dcp process, shared memory": (DefaultStager(shared), AsyncCheckpointerType.PROCESS),
-        }  # fmt: skip
+            "dcp thread": (_stager(shared=False), thread),
+            "dcp thread, shared memory": (_stager(shared=True), thread),
+            "dcp process, shared memory": (_stager(shared=True), process),
+        }
         self.number = 0
         self.ours.wait()
 
