@@ -23,7 +23,10 @@ class Group(Protocol):
         ...
 
     def gather(self, value: Any) -> list[Any] | None:
-        """Return every rank's value in rank order on rank 0, None elsewhere."""
+        """Return every rank's value in rank order on rank 0, None elsewhere.
+
+        Where the group has a time limit that leaves ranks behind, theirs are None.
+        """
         ...
 
     def broadcast(self, value: Any) -> Any:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 RUN_KEY = "run.json"
 JOURNAL_PREFIX = "journal/"
+SAVE_REQUEST_KEY = "control/save.json"
 JOURNAL_HINT_KEY = "journal/hint"
 CHECKPOINTS_PREFIX = "checkpoints/"
 

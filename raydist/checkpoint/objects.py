@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from awscrt import checksums
 
-from raydist.checkpoint.ranges import DTYPE_BYTES, LocalRange
+from raydist.checkpoint.ranges import LocalRange, WantedRange
 from raydist.errors import CheckpointError
 
 _MIN_BLOCK_BYTES = 1 << 16
@@ -48,6 +48,69 @@ class DataObject:
     blocks: Sequence[int]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """How a rank's ranges lie in its object.
+
+    Fields:
+        header: The object's first bytes, up to the first range.
+        ranges: What lies in it, in order.
+        stored: Where, by tensor key.
+        bytes: Size of the object.
+    """
+
+    header: bytes
+    ranges: tuple[WantedRange, ...]
+    stored: dict[str, StoredRange]
+    bytes: int
+
+    def views(self, data: memoryview) -> dict[str, memoryview]:
+        """Return the part of ``data``, the whole object, that each tensor key has."""
+        views = {}
+        for item in self.ranges:
+            start = self.stored[item.spec.key].byte_start
+            views[item.spec.key] = data[start : start + item.nbytes]
+        return views
+
+
+def lay_out(ranges: Sequence[WantedRange]) -> Layout:
+    """Lay ranges out as one safetensors file, in the order given. Pure.
+
+    Raises:
+        CheckpointError: A tensor has two ranges.
+    """
+    entries: dict[str, dict[str, object]] = {}
+    starts: dict[str, int] = {}
+    end = 0
+    for item in ranges:
+        key = item.spec.key
+        if key in starts:
+            raise CheckpointError(problem=f"{key}: one rank saves two ranges of it.")
+        starts[key] = end
+        end += item.nbytes
+        entries[f"{key}@{item.offset}"] = {
+            "dtype": item.spec.dtype,
+            "shape": [item.length],
+            "data_offsets": [starts[key], end],
+        }
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % 8)
+    header = len(text).to_bytes(8, "little") + text
+    return Layout(
+        header=header,
+        ranges=tuple(ranges),
+        stored={
+            item.spec.key: StoredRange(
+                offset=item.offset,
+                length=item.length,
+                byte_start=len(header) + starts[item.spec.key],
+            )
+            for item in ranges
+        },
+        bytes=len(header) + end,
+    )
+
+
 def encode(ranges: Sequence[LocalRange]) -> tuple[bytearray, dict[str, StoredRange]]:
     """Lay ranges out as one safetensors file.
 
@@ -57,43 +120,18 @@ def encode(ranges: Sequence[LocalRange]) -> tuple[bytearray, dict[str, StoredRan
     Raises:
         CheckpointError: A buffer is not of its range's size, or a tensor has two ranges.
     """
-    _check(ranges)
-    entries: dict[str, dict[str, object]] = {}
-    start = 0
-    for item in ranges:
-        end = start + item.data.nbytes
-        entries[f"{item.spec.key}@{item.offset}"] = {
-            "dtype": item.spec.dtype,
-            "shape": [item.length],
-            "data_offsets": [start, end],
-        }
-        start = end
-    header = json.dumps(entries, separators=(",", ":")).encode()
-    header += b" " * (-(8 + len(header)) % 8)
-    out = bytearray(8 + len(header) + start)
-    out[:8] = len(header).to_bytes(8, "little")
-    out[8 : 8 + len(header)] = header
-    stored: dict[str, StoredRange] = {}
-    at = 8 + len(header)
-    for item in ranges:
-        out[at : at + item.data.nbytes] = item.data
-        stored[item.spec.key] = StoredRange(offset=item.offset, length=item.length, byte_start=at)
-        at += item.data.nbytes
-    return out, stored
-
-
-def _check(ranges: Sequence[LocalRange]) -> None:
-    seen: set[str] = set()
-    for item in ranges:
-        key, due = item.spec.key, item.length * DTYPE_BYTES[item.spec.dtype]
-        if item.data.nbytes != due:
+    layout = lay_out([WantedRange(spec=r.spec, offset=r.offset, length=r.length) for r in ranges])
+    out = bytearray(layout.bytes)
+    out[: len(layout.header)] = layout.header
+    for item, due in zip(ranges, layout.ranges, strict=True):
+        if item.data.nbytes != due.nbytes:
             raise CheckpointError(
-                problem=f"{key}: the range of {item.length} {item.spec.dtype} elements at "
-                f"{item.offset} takes {due} bytes; its buffer has {item.data.nbytes}."
+                problem=f"{item.spec.key}: the range of {item.length} {item.spec.dtype} elements "
+                f"at {item.offset} takes {due.nbytes} bytes; its buffer has {item.data.nbytes}."
             )
-        if key in seen:
-            raise CheckpointError(problem=f"{key}: one rank saves two ranges of it.")
-        seen.add(key)
+        start = layout.stored[item.spec.key].byte_start
+        out[start : start + due.nbytes] = item.data
+    return out, layout.stored
 
 
 def crc32c(data: bytes | bytearray | memoryview) -> int:
@@ -108,12 +146,17 @@ def describe(key: str, data: bytes | bytearray | memoryview) -> DataObject:
     block_bytes = _MIN_BLOCK_BYTES
     while len(view) > block_bytes * _MAX_BLOCKS:
         block_bytes *= 2
-    starts = range(0, len(view), block_bytes)
-    blocks = array("I", (crc32c(view[at : at + block_bytes]) for at in starts))
+    blocks = array("I")
+    whole = 0
+    for at in range(0, len(view), block_bytes):
+        block = view[at : at + block_bytes]
+        blocks.append(crc32c(block))
+        # Combining costs nothing; a second pass over the bytes would double the work.
+        whole = checksums.combine_crc32c(whole, blocks[-1], len(block))
     return DataObject(
         key=key,
         bytes=len(view),
-        crc32c=crc32c(view),
+        crc32c=whole,
         block_bytes=block_bytes,
-        blocks=blocks,
+        blocks=tuple(blocks),
     )

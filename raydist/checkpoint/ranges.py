@@ -57,6 +57,11 @@ class WantedRange:
     offset: int
     length: int
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return self.length * DTYPE_BYTES[self.spec.dtype]
+
 
 def partition(numel: int, *, world_size: int, rank: int) -> tuple[int, int]:
     """Return (offset, length) of a rank's slice of ``numel`` elements.

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saving: every rank writes its object, rank 0 writes the manifest and commits, all learn of it."""
+"""Saving: every rank writes its object, rank 0 writes the manifest and commits, all learn of it.
+
+Synchronous: ``background`` runs it behind the training.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -16,6 +19,7 @@ from raydist.checkpoint.manifest import Manifest, Progress, checksum
 from raydist.checkpoint.objects import DataObject, StoredRange, describe, encode
 from raydist.checkpoint.prune import PruneOutcome, Pruner
 from raydist.checkpoint.ranges import LocalRange, TensorSpec
+from raydist.checkpoint.snapshot import Snapshot
 from raydist.errors import CheckpointError, FencedError, RaydistError
 from raydist.storage import ObjectStore
 
@@ -53,8 +57,17 @@ class SaveOutcome:
     pruned: PruneOutcome | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Part:
+    """A rank's object before it is written: its bytes, what lies where, and of which tensors."""
+
+    data: memoryview
+    stored: dict[str, StoredRange]
+    specs: list[TensorSpec]
+
+
 class Saver:
-    """Synchronous saves of one attempt. All ranks hold one; rank 0's has the journal."""
+    """The saves of one attempt, one at a time. All ranks hold one; rank 0's has the journal."""
 
     def __init__(
         self,
@@ -84,7 +97,7 @@ class Saver:
         progress: Progress,
         scalars: dict[str, float],
     ) -> SaveOutcome:
-        """Write and commit one checkpoint. All ranks; a barrier.
+        """Write and commit one checkpoint out of live state. All ranks; a barrier.
 
         Args:
             ranges: This rank's ranges, or the error that kept it from having any: a rank that
@@ -96,10 +109,49 @@ class Saver:
             FencedError: Another attempt holds the run.
             CheckpointError: ``max_abandoned`` saves in a row came to nothing.
         """
+
+        def part() -> _Part:
+            if isinstance(ranges, RaydistError):
+                raise ranges
+            data, stored = encode(ranges)
+            return _Part(data=memoryview(data), stored=stored, specs=[r.spec for r in ranges])
+
+        return self._save(part, progress=progress, scalars=scalars)
+
+    def persist(
+        self,
+        snapshot: Snapshot | RaydistError,
+        *,
+        progress: Progress,
+        scalars: dict[str, float],
+    ) -> SaveOutcome:
+        """Check, write and commit what a snapshot holds. All ranks; a barrier.
+
+        State that is not finite abandons the save, as any other failure of a rank does. The
+        arguments are those of ``save``.
+
+        Raises:
+            FencedError: Another attempt holds the run.
+            CheckpointError: ``max_abandoned`` saves in a row came to nothing.
+        """
+
+        def part() -> _Part:
+            if isinstance(snapshot, RaydistError):
+                raise snapshot
+            snapshot.check_finite()
+            held = snapshot.layout
+            specs = [r.spec for r in held.ranges]
+            return _Part(data=snapshot.data, stored=held.stored, specs=specs)
+
+        return self._save(part, progress=progress, scalars=scalars)
+
+    def _save(
+        self, part: Callable[[], _Part], *, progress: Progress, scalars: dict[str, float]
+    ) -> SaveOutcome:
         begun = time.monotonic()
         again = self._folder.save + 1 if self._folder.step == progress.step else 1
         self._folder = replace(self._folder, step=progress.step, save=again)
-        report = self._write_part(ranges)
+        report = self._write(part)
         reports = self._group.gather(report)
         verdict: dict[str, Any] = {}
         if reports is not None:
@@ -119,33 +171,37 @@ class Saver:
             outcome = replace(outcome, pruned=self._pruner.after_commit())
         return outcome
 
-    def _write_part(self, ranges: Sequence[LocalRange] | RaydistError) -> dict[str, Any]:
+    def _write(self, part: Callable[[], _Part]) -> dict[str, Any]:
         rank, world_size = self._group.rank, self._group.world_size
         step = self._folder.step
         key = layout.part_key(step, self._attempt_number, rank, world_size, self._folder.save)
         try:
-            if isinstance(ranges, RaydistError):
-                raise ranges
-            data, stored = encode(ranges)
-            self._store.put(key, memoryview(data))
-            part = describe(key, data)
+            own = part()
+            written = describe(key, own.data)
+            self._store.put(key, own.data)
         except (RaydistError, MemoryError) as error:
             logger.info("rank %d could not save step %d: %s", rank, step, error)
             return {"why": f"rank {rank}: {str(error) or repr(error)}"}
-        specs = {r.spec.key: (r.spec.shape, r.spec.dtype) for r in ranges}
         return {
-            "object": asdict(part),
-            "ranges": {k: (r.offset, r.length, r.byte_start) for k, r in stored.items()},
+            "object": asdict(written),
+            "ranges": {k: (r.offset, r.length, r.byte_start) for k, r in own.stored.items()},
             # Rank 0 knows every tensor but those that are another rank's alone.
-            "own": {k: spec for k, spec in specs.items() if k.startswith("rng/") or rank == 0},
+            "own": {
+                spec.key: (spec.shape, spec.dtype)
+                for spec in own.specs
+                if spec.key.startswith("rng/") or rank == 0
+            },
         }
 
     def _conclude(
-        self, reports: list[dict[str, Any]], *, progress: Progress, scalars: dict[str, float]
+        self, reports: list[Any], *, progress: Progress, scalars: dict[str, float]
     ) -> dict[str, Any]:
         """Commit or abandon on rank 0; whatever comes of it is for all ranks to hear."""
         step = progress.step
         key = layout.manifest_key(step, self._attempt_number, self._folder.save)
+        for rank, report in enumerate(reports):
+            if report is None:
+                reports[rank] = {"why": f"rank {rank} did not report in time"}
         ranks = [rank for rank, report in enumerate(reports) if "why" in report]
         whys = [reports[rank]["why"] for rank in ranks]
         raw = b""

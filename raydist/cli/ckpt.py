@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`raydist ckpt ls | show | verify | diff | prune RUN`: what a run has saved and keeps."""
+"""`raydist ckpt COMMAND`: a run's checkpoints, listed, checked, compared, saved, ended, moved."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from raydist.cli.ckpt_contents import Diff, Show
 from raydist.cli.ckpt_export import Export
 from raydist.cli.ckpt_import import Import
 from raydist.cli.ckpt_prune import Prune
+from raydist.cli.ckpt_save import Save
 from raydist.errors import CheckpointError, ConfigError, FailureKind
 from raydist.storage import ObjectStore, open_store
 
@@ -111,6 +112,7 @@ _Command = (
     | Annotated[Show, tyro.conf.subcommand("show")]
     | Annotated[Verify, tyro.conf.subcommand("verify")]
     | Annotated[Diff, tyro.conf.subcommand("diff")]
+    | Annotated[Save, tyro.conf.subcommand("save")]
     | Annotated[Prune, tyro.conf.subcommand("prune")]
     | Annotated[Export, tyro.conf.subcommand("export")]
     | Annotated[Import, tyro.conf.subcommand("import")]

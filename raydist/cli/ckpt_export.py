@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Annotated, Literal
 
@@ -97,17 +96,10 @@ class Export:
         )
 
 
-def _commits(store: ObjectStore) -> Iterator[Entry]:
-    journal = Journal(store)
-    commit = journal.newest_commit(journal.tail())
-    while commit is not None:
-        yield commit
-        commit = journal.older_commit(commit)
-
-
 def _find_commit(store: ObjectStore, where: str, step: int | None) -> Entry:
     seen: list[str] = []
-    for commit in _commits(store):
+    journal = Journal(store)
+    for commit in journal.commits(journal.tail()):
         if step is None or commit.facts["step"] == step:
             return commit
         seen.append(str(commit.facts["step"]))

@@ -181,8 +181,16 @@ class DataConfig:
 class CheckpointConfig:
     """When state is saved."""
 
-    every_steps: int | None = 100
-    """Optimizer steps between saves; None saves at the end only."""
+    every_steps: int | Literal["auto"] | None = 100
+    """Optimizer steps between saves; auto: by the measured cost and fault.node_mtbf_hours; None: by
+    every_s and at the end only."""
+    every_s: float | None = None
+    """Seconds between saves; with every_steps too, whichever comes first."""
+    when_busy: Literal["wait", "skip"] = "wait"
+    """What a save does that is due while the one before is still being written."""
+    agree_timeout_s: float = 300.0
+    """How long a save waits for the last ranks once rank 0 has written its part; then it is
+    abandoned."""
     max_abandoned: int = 3
     """Saves in a row that may fail before the run ends."""
     keep_last: int | None = None
@@ -193,7 +201,9 @@ class CheckpointConfig:
     def __post_init__(self) -> None:
         _require_positive(
             "checkpoint",
-            every_steps=self.every_steps,
+            every_steps=None if self.every_steps == "auto" else self.every_steps,
+            every_s=self.every_s,
+            agree_timeout_s=self.agree_timeout_s,
             max_abandoned=self.max_abandoned,
             keep_last=self.keep_last,
             keep_every_steps=self.keep_every_steps,
@@ -203,6 +213,13 @@ class CheckpointConfig:
                 problem=f"checkpoint.keep_every_steps={self.keep_every_steps} has no effect: all "
                 "checkpoints are kept.",
                 way_out="Set checkpoint.keep_last too, or leave keep_every_steps out.",
+            )
+        if self.every_steps == "auto" and self.every_s is not None:
+            raise ConfigError(
+                problem=f"checkpoint.every_steps=auto chooses the interval that "
+                f"checkpoint.every_s={self.every_s:g} sets.",
+                way_out="Leave checkpoint.every_s out, or set checkpoint.every_steps to a number "
+                "or None.",
             )
 
 
@@ -321,9 +338,16 @@ class FaultConfig:
     """Restarts after a lost or failing rank."""
     max_nonfinite_steps: int = 5
     """Steps in a row with a non-finite loss or gradient, each skipped, before the run stops."""
+    node_mtbf_hours: float = 3_700.0
+    """Mean time between failures of one node, for checkpoint.every_steps=auto. The default is 6.5
+    failures in 1,000 node-days (Kokolis et al., arXiv 2410.21680, RSC-1)."""
 
     def __post_init__(self) -> None:
-        _require_positive("fault", max_nonfinite_steps=self.max_nonfinite_steps)
+        _require_positive(
+            "fault",
+            max_nonfinite_steps=self.max_nonfinite_steps,
+            node_mtbf_hours=self.node_mtbf_hours,
+        )
         if self.max_worker_failures < 0:
             raise ConfigError(
                 problem=f"fault.max_worker_failures={self.max_worker_failures} is below 0."

@@ -28,6 +28,7 @@ from raydist.launch.console import Console
 from raydist.launch.launcher import RunResult
 from raydist.launch.placement import Placement, plan_placement
 from raydist.launch.preflight import Prepared, batch_for, prepare_request, source_revision
+from raydist.launch.save_signal import saves_on_signal
 from raydist.launch.summary import summarize, write_curve
 from raydist.storage import open_store
 from raydist.train.job import Job
@@ -66,6 +67,7 @@ def run_on_ray(job: Job, request: Request) -> RunResult:
             _termination_as_interrupt(),
             cluster.connected(address, start_timeout_s=config.scaling.start_timeout_s),
             _termination_as_interrupt(),
+            saves_on_signal(store),
         ):
             console.take_over_worker_output()
             placement = plan_placement(config.scaling, cluster.view())

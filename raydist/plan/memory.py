@@ -116,7 +116,7 @@ def plan_memory(config: RunConfig, *, world_size: int, device: DeviceSpec) -> Me
     if not device.is_host:
         parts.append(_part("CUDA and NCCL", RUNTIME_BYTES, phase="always"))
     written = sum(-(-n // world_size) for n in numels) * CHECKPOINT_BYTES_PER_PARAMETER
-    parts.append(_part("checkpoint being saved", written, place="host", phase="always"))
+    parts.append(_part("checkpoint snapshot", written, place="host", phase="always"))
     return MemoryPlan(
         strategy=config.strategy,
         world_size=world_size,

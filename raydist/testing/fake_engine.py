@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from raydist.checkpoint.ranges import LocalRange, TensorSpec, WantedRange
+from raydist.checkpoint.ranges import TensorSpec, WantedRange
 from raydist.testing.fake_clock import FakeClock
 from raydist.train.engine import StepResult
 from raydist.train.job import Batch
@@ -63,12 +63,10 @@ class FakeEngine:
         """One range: the count of updates."""
         return [WantedRange(spec=_SPEC, offset=0, length=1)]
 
-    def export(self) -> tuple[list[LocalRange], dict[str, float]]:
-        """Return the count of updates, as a tensor and as Adam's step count."""
-        data = memoryview(bytearray(struct.pack("<f", self.updates)))
-        return [LocalRange(spec=_SPEC, offset=0, length=1, data=data)], {
-            "adam_step": float(self.updates)
-        }
+    def export(self, buffers: dict[str, memoryview]) -> dict[str, float]:
+        """Give the count of updates, as a tensor and as Adam's step count."""
+        struct.pack_into("<f", buffers[_SPEC.key], 0, self.updates)
+        return {"adam_step": float(self.updates)}
 
     def load(self, buffers: Mapping[str, memoryview], scalars: dict[str, float]) -> None:
         """Set the count of updates."""

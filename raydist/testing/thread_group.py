@@ -41,7 +41,7 @@ class ThreadGroup:
         self._limit_s = limit_s
         self._changed = threading.Condition()
         self._meetings: dict[int, _Meeting] = {}
-        self._met: list[int] = []
+        self._met = [0] * world_size
         self._ended: set[int] = set()
         self._first_error: BaseException | None = None
 

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from raydist.checkpoint.ranges import LocalRange, WantedRange
+from raydist.checkpoint.ranges import WantedRange
 from raydist.config import RunConfig
 from raydist.train.adamw import (
     MOMENTS,
@@ -83,9 +83,10 @@ class DdpEngine:
         """This rank's slice of every tensor; ``load`` spreads the slices."""
         return [held.wanted for held in self._held()]
 
-    def export(self) -> tuple[list[LocalRange], dict[str, float]]:
-        """Return this rank's slices and Adam's step count."""
-        return export_ranges(self._held()), {"adam_step": adam_step(self._optimizer)}
+    def export(self, buffers: dict[str, memoryview]) -> dict[str, float]:
+        """Copy this rank's slices into ``buffers``; return Adam's step count."""
+        export_ranges(self._held(), buffers)
+        return {"adam_step": adam_step(self._optimizer)}
 
     def load(self, buffers: Mapping[str, memoryview], scalars: dict[str, float]) -> None:
         """Set this rank's slices, then gather the whole from all ranks."""

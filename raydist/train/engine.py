@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from raydist.checkpoint.ranges import LocalRange, WantedRange
+from raydist.checkpoint.ranges import WantedRange
 from raydist.train.job import Batch
 
 if TYPE_CHECKING:
@@ -45,11 +45,10 @@ class Engine(Protocol):
         """Return the ranges this rank holds: what it saves and what it must be given."""
         ...
 
-    def export(self) -> tuple[list[LocalRange], dict[str, float]]:
-        """Return this rank's ranges, in host memory, and the optimizer's scalars.
+    def export(self, buffers: dict[str, memoryview]) -> dict[str, float]:
+        """Copy every range in ``wanted()`` into its buffer; return the optimizer's scalars.
 
-        Raises:
-            CheckpointError: A range is not finite; such state is never saved.
+        The state may change as soon as this returns. Whether it is finite is not asked here.
         """
         ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from raydist.clock import Clock
@@ -33,6 +33,23 @@ class TrainState:
     loss: float | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SaveFigures:
+    """What saving did between two steps; all zero between most.
+
+    Fields:
+        save_s: Training stood still for a save: the agreement and the copy of the state.
+        save_wait_s: It stood still until an earlier save was over, or the last one.
+        save_skipped: A save was due and left out since the one before was not over.
+        persist_s: A save that ended since the step before took this long behind the steps.
+    """
+
+    save_s: float = 0.0
+    save_wait_s: float = 0.0
+    save_skipped: bool = False
+    persist_s: float = 0.0
+
+
 class Feed(Protocol):
     """Micro batches in order."""
 
@@ -47,7 +64,7 @@ def train(
     engine: Engine,
     feed: Feed,
     state: TrainState,
-    save: Callable[[TrainState], float],
+    after_step: Callable[[TrainState], SaveFigures],
     record: Callable[[dict[str, Any]], None],
     clock: Clock,
 ) -> TrainState:
@@ -58,8 +75,7 @@ def train(
         engine: This rank's share of the model.
         feed: Begins at ``state.data_position``.
         state: Where to begin.
-        save: Saves a checkpoint, returns the seconds it took; called every
-            ``checkpoint.every_steps`` and after the last step.
+        after_step: Saves when it is time; called after every step.
         record: Takes one metrics row per step.
         clock: Times the steps.
 
@@ -69,10 +85,9 @@ def train(
     Raises:
         NumericsError: ``fault.max_nonfinite_steps`` steps in a row were not finite.
     """
-    every = config.checkpoint.every_steps
     tokens_per_step = config.batch.global_batch_size * config.data.sequence_length
     nonfinite_in_a_row = 0
-    save_s = 0.0
+    saving = SaveFigures()
     while state.step < config.num_steps:
         begun = clock.monotonic_s()
         micro_batches = feed.next()
@@ -99,7 +114,7 @@ def train(
                 "tokens_seen": state.data_position * config.data.sequence_length,
                 "step_time_s": step_time_s,
                 "data_wait_s": data_wait_s,
-                "save_s": save_s,  # of the save before this step
+                **asdict(saving),  # between this step and the one before
                 "tokens_per_s": tokens_per_step / step_time_s,
                 "unix_s": clock.now_unix_s(),
             }
@@ -111,8 +126,7 @@ def train(
                 "non-finite loss or gradient; non-finite gradients were never applied.",
                 way_out=_numerics_advice(config),
             )
-        is_last = state.step == config.num_steps
-        save_s = save(state) if is_last or (every and state.step % every == 0) else 0.0
+        saving = after_step(state)
     return state
 
 

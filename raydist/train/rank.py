@@ -20,15 +20,15 @@ from raydist.checkpoint.group import Group
 from raydist.checkpoint.journal import Journal
 from raydist.checkpoint.manifest import Manifest, Progress
 from raydist.checkpoint.prune import Pruner
-from raydist.checkpoint.ranges import LocalRange, WantedRange
+from raydist.checkpoint.ranges import WantedRange
 from raydist.checkpoint.restore import Restored, restore
 from raydist.checkpoint.retention import RetentionPolicy
 from raydist.checkpoint.runs import write_run
-from raydist.checkpoint.saver import RunIdentity, Saver
+from raydist.checkpoint.saver import RunIdentity
 from raydist.clock import Clock, SystemClock
 from raydist.config import RunConfig, config_hash
 from raydist.data import Corpus, read_manifest
-from raydist.errors import CheckpointError, DataError, RaydistError, ResumeError, StorageError
+from raydist.errors import DataError, RaydistError, ResumeError, StorageError
 from raydist.metrics.sink import open_sink
 from raydist.storage import ObjectStore, open_store
 from raydist.train import rng
@@ -36,6 +36,7 @@ from raydist.train.engine import Engine
 from raydist.train.feed import BatchFeed
 from raydist.train.initial_weights import load_initial_weights
 from raydist.train.loop import TrainState, train
+from raydist.train.saving import start_saving
 from raydist.train.task import RankTask
 from raydist.train.time_limits import hold_time_limits
 from raydist.train.versions import versions
@@ -108,14 +109,22 @@ def run_rank(
         state = _apply(restored, engine, world, config, hooks)
         pruner = _pruner(config, store, attempt)
         _begin_from_weights(restored, engine, group, config, hooks)
-        saver = Saver(
+        saving = start_saving(
+            stack,
             store=store,
             group=group,
-            attempt_number=number,
             attempt=attempt,
+            attempt_number=number,
             identity=_identity(config, corpus),
-            max_abandoned=config.checkpoint.max_abandoned,
             pruner=pruner,
+            engine=engine,
+            config=config,
+            world=world,
+            step=state.step,
+            progress=lambda now: _progress(now, corpus, config),
+            clock=clock,
+            say=hooks.say if world.is_main else lambda text: None,
+            committed=hooks.committed,
         )
         feed = BatchFeed(
             corpus,
@@ -127,23 +136,6 @@ def run_rank(
         )
         stack.callback(feed.close)
         record = _recorder(stack, store, number, world, hooks)
-        committed_step = state.step if restored else 0
-
-        def save(now: TrainState) -> float:
-            nonlocal committed_step
-            ranges, scalars = _export(engine, world)
-            progress = _progress(now, corpus, config)
-            while True:
-                outcome = saver.save(ranges, progress=progress, scalars=scalars)
-                if outcome.committed:
-                    committed_step = now.step
-                    hooks.committed(now.step, outcome.manifest_key)
-                elif world.is_main:
-                    hooks.say(f"save at step {now.step} abandoned: {outcome.why}")
-                # The last one has no later one to make up for it: until the budget is spent.
-                if outcome.committed or now.step < config.num_steps:
-                    return outcome.seconds
-
         resumed_from = state.step
         gc.collect()
         gc.freeze()  # What is built by now stays; collections during steps pass it over.
@@ -152,7 +144,7 @@ def run_rank(
             engine=engine,
             feed=feed,
             state=state,
-            save=save,
+            after_step=saving.after_step,
             record=record,
             clock=clock,
         )
@@ -166,7 +158,7 @@ def run_rank(
             loss=state.loss,
             tokens=state.data_position * config.data.sequence_length,
             skipped_steps=state.skipped_steps,
-            committed_step=committed_step,
+            committed_step=saving.committed_step,
             seconds=time.monotonic() - begun,
             sample=sample,
         )
@@ -334,16 +326,6 @@ def _begin_from_weights(
     for line in load_initial_weights(engine, config.model, where=where, group=group):
         if group.rank == 0:
             hooks.say(line)
-
-
-def _export(
-    engine: Engine, world: World
-) -> tuple[list[LocalRange] | RaydistError, dict[str, float]]:
-    try:
-        ranges, scalars = engine.export()
-    except CheckpointError as error:
-        return error, {}
-    return ranges + rng.export(rank=world.rank, world_size=world.world_size), scalars
 
 
 def _progress(state: TrainState, corpus: Corpus, config: RunConfig) -> Progress:

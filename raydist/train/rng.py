@@ -8,8 +8,7 @@ import hashlib
 import torch
 
 from raydist.checkpoint.manifest import Manifest
-from raydist.checkpoint.ranges import LocalRange, TensorSpec, WantedRange
-from raydist.train.tensors import bytes_of
+from raydist.checkpoint.ranges import TensorSpec, WantedRange
 
 
 def seed_everything(seed: int, rank: int, step: int = 0) -> None:
@@ -18,20 +17,22 @@ def seed_everything(seed: int, rank: int, step: int = 0) -> None:
     torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
-def export(*, rank: int, world_size: int) -> list[LocalRange]:
-    """Return this rank's generator states as ranges of tensors of its own."""
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
+def held(*, rank: int, world_size: int) -> list[WantedRange]:
+    """Return this rank's generator states, as ranges of tensors of its own."""
     return [
-        LocalRange(
+        WantedRange(
             spec=TensorSpec(key=_key(kind, rank, world_size), shape=(len(state),), dtype="U8"),
             offset=0,
             length=len(state),
-            data=bytes_of(state),
         )
-        for kind, state in states.items()
+        for kind, state in _states().items()
     ]
+
+
+def export(buffers: dict[str, memoryview], *, rank: int, world_size: int) -> None:
+    """Copy this rank's generator states into their buffers."""
+    for kind, state in _states().items():
+        torch.frombuffer(buffers[_key(kind, rank, world_size)], dtype=torch.uint8).copy_(state)
 
 
 def wanted(manifest: Manifest, *, rank: int, world_size: int) -> list[WantedRange]:
@@ -51,6 +52,13 @@ def load(buffers: dict[str, memoryview], manifest: Manifest, *, rank: int, world
     if torch.cuda.is_available() and key in buffers:
         torch.cuda.set_rng_state(torch.frombuffer(buffers[key], dtype=torch.uint8))
     return True
+
+
+def _states() -> dict[str, torch.Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
 
 
 def _key(kind: str, rank: int, world_size: int) -> str:

@@ -13,7 +13,7 @@ import deepspeed
 import torch
 import torch._dynamo  # Cannot be imported once zero.Init has replaced tensor constructors.
 
-from raydist.checkpoint.ranges import LocalRange, WantedRange, partition
+from raydist.checkpoint.ranges import WantedRange, partition
 from raydist.config import RunConfig
 from raydist.config.deepspeed import render
 from raydist.train.adamw import (
@@ -100,9 +100,10 @@ class ZeroEngine:
         """This rank's partition of every tensor, and its slice of replicated buffers."""
         return [held.wanted for held in self._held()]
 
-    def export(self) -> tuple[list[LocalRange], dict[str, float]]:
-        """Return this rank's partitions and Adam's step count."""
-        return export_ranges(self._held()), {"adam_step": adam_step(self._zero.optimizer)}
+    def export(self, buffers: dict[str, memoryview]) -> dict[str, float]:
+        """Copy this rank's partitions into ``buffers``; return Adam's step count."""
+        export_ranges(self._held(), buffers)
+        return {"adam_step": adam_step(self._zero.optimizer)}
 
     def load(self, buffers: Mapping[str, memoryview], scalars: dict[str, float]) -> None:
         """Set partitions, then renew what the next forward gathers from them.

@@ -24,6 +24,7 @@ from raydist.checkpoint.manifest import Progress  # noqa: E402
 from raydist.checkpoint.ranges import check_cover  # noqa: E402
 from raydist.checkpoint.restore import restore  # noqa: E402
 from raydist.checkpoint.saver import RunIdentity, Saver  # noqa: E402
+from raydist.checkpoint.snapshot import Snapshot  # noqa: E402
 from raydist.clock import SystemClock  # noqa: E402
 from raydist.config import (  # noqa: E402
     BatchConfig,
@@ -175,22 +176,21 @@ class Rank:
         return saver, attempt
 
 
-def snapshot(engine):
-    ranges, scalars = engine.export()
-    return {r.spec.key: bytes(r.data) for r in ranges}, scalars
+def snapshot(engine, fill=0):
+    buffers = {w.spec.key: memoryview(bytearray([fill]) * w.nbytes) for w in engine.wanted()}
+    scalars = engine.export(buffers)
+    return {key: bytes(data) for key, data in buffers.items()}, scalars
 
 
 def contract(rank, folder):
     """Every promise of the protocol that one world can show."""
     found = {"losses": rank.steps(0, 4)}
     before, scalars = snapshot(rank.engine)
-    ranges, _ = rank.engine.export()
-    mine = {r.spec.key: (r.offset, r.length, r.spec.shape, len(r.data)) for r in ranges}
-    found["wanted_is_exported"] = [
-        (w.spec.key, w.offset, w.length) for w in rank.engine.wanted()
-    ] == [(r.spec.key, r.offset, r.length) for r in ranges]
+    mine = {w.spec.key: (w.offset, w.length, w.spec.shape) for w in rank.engine.wanted()}
+    # Bytes that export leaves alone would differ between two fillings.
+    found["wanted_is_exported"] = before == snapshot(rank.engine, fill=0xFF)[0]
     gathered = rank.group.broadcast(rank.group.gather(mine))
-    for key, (_, _, shape, _) in mine.items():
+    for key, (_, _, shape) in mine.items():
         numel = int(torch.tensor(shape).prod()) if shape else 1
         check_cover(key, numel, [g[key][:2] for g in gathered])
     found["keys"] = sorted(mine)
@@ -213,9 +213,10 @@ def save(rank, folder):
     """Train, save, and say what the next steps would be."""
     rank.steps(0, 4)
     saver, attempt = rank.saver(folder / f"run-{rank.config.strategy}")
-    ranges, scalars = rank.engine.export()
-    outcome = saver.save(
-        ranges,
+    taken = Snapshot(rank.engine.wanted())
+    scalars = rank.engine.export(taken.views)
+    outcome = saver.persist(
+        taken,
         scalars=scalars,
         progress=Progress(step=4, data_position=48, epoch=0, tokens=0, skipped_steps=0),
     )

@@ -61,6 +61,13 @@ def test_cli_overrides_change_their_fields_only() -> None:
     )  # fmt: skip
 
 
+def test_cli_save_policies_are_typed() -> None:
+    auto = _parse("--checkpoint.every-steps", "auto", "--checkpoint.when-busy", "skip").config
+    assert (auto.checkpoint.every_steps, auto.checkpoint.when_busy) == ("auto", "skip")
+    timed = _parse("--checkpoint.every-steps", "None", "--checkpoint.every-s", "90").config
+    assert (timed.checkpoint.every_steps, timed.checkpoint.every_s) == (None, 90.0)
+
+
 def test_cli_request_flags_are_off_unless_given() -> None:
     request = _parse("--dry-run", "--takeover", "--allow-config-change")
     assert (request.dry_run, request.takeover, request.allow_config_change) == (True, True, True)
@@ -165,10 +172,13 @@ _FLAGS = """
 --allow-config-change
 --batch.global-batch-size
 --batch.micro-batch-size
+--checkpoint.agree-timeout-s
+--checkpoint.every-s
 --checkpoint.every-steps
 --checkpoint.keep-every-steps
 --checkpoint.keep-last
 --checkpoint.max-abandoned
+--checkpoint.when-busy
 --data.no-shuffle
 --data.sequence-length
 --data.shuffle
@@ -178,6 +188,7 @@ _FLAGS = """
 --ds-config
 --fault.max-nonfinite-steps
 --fault.max-worker-failures
+--fault.node-mtbf-hours
 --help
 --metrics.progress-every-s
 --metrics.sample-tokens

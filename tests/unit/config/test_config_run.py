@@ -57,6 +57,9 @@ from raydist.testing.configs import small_config
         ("checkpoint.keep_last", 0, r"checkpoint\.keep_last=0"),
         ("checkpoint.keep_every_steps", 0, r"checkpoint\.keep_every_steps=0"),
         ("checkpoint.keep_every_steps", 9, r"keep_every_steps=9 has no effect"),
+        ("checkpoint.every_s", 0.0, r"checkpoint\.every_s=0\.0"),
+        ("checkpoint.agree_timeout_s", 0.0, r"checkpoint\.agree_timeout_s=0\.0"),
+        ("fault.node_mtbf_hours", 0.0, r"fault\.node_mtbf_hours=0\.0"),
         ("scaling.workers", 0, r"scaling\.workers=0"),
         ("scaling.cpus_per_worker", 0.0, r"scaling\.cpus_per_worker=0\.0"),
         ("scaling.nodes", 2, r"scaling\.nodes=2 without scaling\.gpus_per_node"),
@@ -89,6 +92,8 @@ def test_config_value_that_cannot_be_is_refused_by_its_key(
         ("optimizer.beta1", 0.0),
         ("optimizer.min_learning_rate_ratio", 0.0),
         ("checkpoint.every_steps", None),
+        ("checkpoint.every_steps", "auto"),
+        ("checkpoint.every_s", 0.5),
         ("fault.max_worker_failures", 0),
         ("metrics.sample_tokens", 0),
         ("network.master_port", 1024),
@@ -111,6 +116,13 @@ def test_config_workers_against_nodes_offers_their_product() -> None:
     assert small_config(**nodes, **{"scaling.workers": 16}).scaling.planned_workers == 16
     assert small_config(**nodes).scaling.planned_workers == 16
     assert small_config().scaling.planned_workers is None
+
+
+def test_config_auto_interval_beside_a_chosen_one_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"(?s)every_steps=auto .*every_s=60 .*Leave .*every_s"):
+        small_config(**{"checkpoint.every_steps": "auto", "checkpoint.every_s": 60.0})
+    small_config(**{"checkpoint.every_steps": 100, "checkpoint.every_s": 60.0})
+    small_config(**{"checkpoint.every_steps": None, "checkpoint.every_s": 60.0})
 
 
 @pytest.mark.parametrize(

@@ -337,3 +337,12 @@ def test_unknown_device_names_the_nearest() -> None:
 def test_plan_refuses_an_extra_that_deepspeed_would_not_take() -> None:
     with pytest.raises(ConfigError, match="nebula"):
         plan(run_config(zero=ZeroConfig(extra={"nebula": {}})))
+
+
+def test_plan_has_the_snapshot_of_a_save_in_host_memory_beside_the_rest() -> None:
+    for world_size in (1, 8, 48):
+        memory = plan(run_config("odd"), world_size=world_size)
+        (part,) = [p for p in memory.parts if p.kind == "checkpoint snapshot"]
+        assert (part.place, part.phase) == ("host", "always")
+        assert part.size_bytes == memory.checkpoint_bytes_per_rank
+        assert "checkpoint snapshot" in render_plan(memory)

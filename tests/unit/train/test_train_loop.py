@@ -21,13 +21,14 @@ from raydist.testing.fake_clock import FakeClock
 from raydist.testing.fake_engine import FakeEngine
 from raydist.train.engine import Engine, StepResult
 from raydist.train.feed import BatchFeed
-from raydist.train.loop import TrainState, train
+from raydist.train.loop import SaveFigures, TrainState, train
 from raydist.train.schedule import learning_rate
 from raydist.world import plan_batch
 
 _FIELDS = {
     "step", "loss", "grad_norm", "learning_rate", "skipped", "skipped_steps", "tokens_seen",
-    "step_time_s", "data_wait_s", "save_s", "tokens_per_s", "unix_s",
+    "step_time_s", "data_wait_s", "save_s", "save_wait_s", "save_skipped", "persist_s",
+    "tokens_per_s", "unix_s",
 }  # fmt: skip
 _SKIP = StepResult(loss=math.nan, grad_norm=math.nan, skipped=True)
 _SKIP_WITH_LOSS = StepResult(loss=2.0, grad_norm=math.inf, skipped=True)
@@ -45,6 +46,7 @@ class _Run:
     config: RunConfig
     clock: FakeClock = field(default_factory=FakeClock)
     rows: list[dict[str, Any]] = field(default_factory=list)
+    seen: list[TrainState] = field(default_factory=list)
     saved: list[TrainState] = field(default_factory=list)
     engine: FakeEngine | None = None
 
@@ -62,15 +64,19 @@ class _Run:
         try:
             return train(
                 config=self.config, engine=engine, feed=feed, state=state,
-                save=self._save, record=self.rows.append, clock=self.clock,
+                after_step=self._after_step, record=self.rows.append, clock=self.clock,
             )  # fmt: skip
         finally:
             feed.close()
 
-    def _save(self, state: TrainState) -> float:
+    def _after_step(self, state: TrainState) -> SaveFigures:
+        self.seen.append(state)
+        every = self.config.checkpoint.every_steps
+        if state.step != self.config.num_steps and (every is None or state.step % int(every)):
+            return SaveFigures()
         self.saved.append(state)
         self.clock.sleep(3.0)
-        return 3.0
+        return SaveFigures(save_s=2.0, save_wait_s=1.0, save_skipped=True, persist_s=4.0)
 
     @property
     def saved_steps(self) -> list[int]:
@@ -86,23 +92,11 @@ def _run(**changes: Any) -> _Run:
     return _Run(small_config(**changes))
 
 
-@pytest.mark.parametrize(
-    ("every_steps", "num_steps", "expected"),
-    [
-        (3, 10, [3, 6, 9, 10]),
-        (5, 10, [5, 10]),
-        (1, 3, [1, 2, 3]),
-        (100, 10, [10]),
-        (None, 10, [10]),
-    ],
-)
-def test_loop_saves_every_n_steps_and_once_at_the_end(
-    every_steps: int | None, num_steps: int, expected: list[int]
-) -> None:
-    run = _run(num_steps=num_steps, **{"checkpoint.every_steps": every_steps})
-    state = run.train([2.0] * num_steps)
-    assert run.saved_steps == expected
-    assert run.saved[-1] == state
+def test_loop_hands_over_the_state_after_every_step() -> None:
+    run = _run()
+    state = run.train([2.0] * 10)
+    assert [seen.step for seen in run.seen] == list(range(1, 11))
+    assert run.seen[-1] == state
 
 
 def test_loop_ends_with_every_step_done_and_every_sample_consumed() -> None:
@@ -126,7 +120,10 @@ def test_loop_rows_hold_every_field_and_are_valid_rows() -> None:
         assert (row["step_time_s"], row["tokens_per_s"]) == (0.5, 64.0)
         assert row["data_wait_s"] == 0.0
     # Seconds of a save stand in the row of the step after it, and are no step's time.
-    assert [row["step"] for row in run.rows if row["save_s"]] == [5, 9]
+    figures = ("save_s", "save_wait_s", "save_skipped", "persist_s")
+    saving = {row["step"]: tuple(row[name] for name in figures) for row in run.rows}
+    assert {step for step, values in saving.items() if any(values)} == {5, 9}
+    assert saving[5] == (2.0, 1.0, True, 4.0)
     start = FakeClock().now_unix_s()
     assert [row["unix_s"] - start for row in run.rows[3:5]] == [2.0, 5.5]
 
@@ -214,11 +211,10 @@ def test_fake_engine_state_goes_out_and_in() -> None:
     engine = FakeEngine([1.0, _SKIP, 1.0], clock=clock)
     for _ in range(3):
         engine.step([], learning_rate=0.1)
-    ranges, scalars = engine.export()
+    buffers = {w.spec.key: memoryview(bytearray(w.nbytes)) for w in engine.wanted()}
+    scalars = engine.export(buffers)
     assert scalars == {"adam_step": 2.0}
     other = FakeEngine([], clock=clock)
-    assert [(r.spec, r.offset, r.length) for r in ranges] == [
-        (w.spec, w.offset, w.length) for w in other.wanted()
-    ]
-    other.load({r.spec.key: r.data for r in ranges}, scalars)
+    assert other.wanted() == engine.wanted()
+    other.load(buffers, scalars)
     assert other.updates == 2
