@@ -45,6 +45,8 @@ def _public(
     """Functions and classes that are reachable by public names; inner functions are not."""
     for child in node.body:
         if isinstance(child, _Function | ast.ClassDef) and not child.name.startswith("_"):
+            if any(ast.unparse(mark) == "overload" for mark in child.decorator_list):
+                continue  # what it does is said once, at the implementation or the first of them
             yield prefix + child.name, child
             if isinstance(child, ast.ClassDef):
                 yield from _public(child, f"{prefix}{child.name}.")

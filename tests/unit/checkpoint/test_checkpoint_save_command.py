@@ -39,7 +39,7 @@ def test_save_asks_waits_and_says_what_was_committed(capsys: pytest.CaptureFixtu
         run.begin(finite_state(1), 17)
         run.settle()
 
-    command = Save(run="somewhere", json=True)
+    command = Save(location="somewhere", json=True)
     assert save(command, store, clock=_ClockOfRun(answer)) == 0
     said = json.loads(capsys.readouterr().out)
     assert said == {"step": 17, "committed": True, "manifest": layout.manifest_key(17, 1)}
@@ -56,7 +56,7 @@ def test_save_that_is_abandoned_says_why_with_status_5(
         run.begin(finite_state(1), 17)
         run.settle()
 
-    assert save(Save(run="somewhere"), store, clock=_ClockOfRun(answer)) == 5
+    assert save(Save(location="somewhere"), store, clock=_ClockOfRun(answer)) == 5
     assert "step 17 was abandoned: rank 1: injected" in capsys.readouterr().out
 
 
@@ -65,22 +65,22 @@ def test_save_of_a_run_that_ends_first_is_an_error() -> None:
     run = AsyncRun(store)
     clock = _ClockOfRun(lambda: run.attempt.close("finished"))
     with pytest.raises(CheckpointError, match="ended before it saved"):
-        save(Save(run="somewhere"), store, clock=clock)
+        save(Save(location="somewhere"), store, clock=clock)
 
 
 def test_save_that_never_comes_leaves_the_request() -> None:
     store = MemoryStore()
     AsyncRun(store)
     with pytest.raises(CheckpointError, match="No save within 60 s"):
-        save(Save(run="somewhere", timeout_s=60), store, clock=FakeClock())
+        save(Save(location="somewhere", timeout_s=60), store, clock=FakeClock())
     assert store.size(layout.SAVE_REQUEST_KEY)
 
 
 def test_save_of_what_does_not_train_is_refused() -> None:
     store = MemoryStore()
     with pytest.raises(ConfigError, match="has never trained"):
-        save(Save(run="somewhere"), store, clock=FakeClock())
+        save(Save(location="somewhere"), store, clock=FakeClock())
     AsyncRun(store).attempt.close("finished")
     with pytest.raises(ConfigError, match="its last attempt ended"):
-        save(Save(run="somewhere"), store, clock=FakeClock())
+        save(Save(location="somewhere"), store, clock=FakeClock())
     assert store.size(layout.SAVE_REQUEST_KEY) is None
