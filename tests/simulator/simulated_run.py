@@ -74,7 +74,7 @@ class Simulation:
         self.world.run(limit_s=LIMIT_S)
         self._check_endings(drivers)
         last = Driver(
-            self, "last", DriverPlan(start_s=0.0, world_size=2, restarts=0), faults=Faults()
+            self, "last", DriverPlan(start_s=0.0, world_size=1, restarts=0), faults=Faults()
         )
         self.world.at(0.0, last.start)
         self.world.run(limit_s=self.world.now_s + LIMIT_S)
