@@ -7,8 +7,6 @@ Faked: time, other drivers' leases, lost replies. Real: stores, threads, process
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,7 +15,6 @@ from pathlib import Path
 import pytest
 from checkpoint_scenario import Fault, WatchedStore, entries
 
-from raydist.checkpoint import lease as lease_module
 from raydist.checkpoint.attempt import Attempt, open_attempt
 from raydist.checkpoint.journal import Entry, Journal
 from raydist.checkpoint.layout import journal_key, lease_key
@@ -28,7 +25,7 @@ from raydist.checkpoint.lease import (
     RenewalThread,
     refuse_if_alive,
 )
-from raydist.errors import FencedError, RunAliveError, StorageError
+from raydist.errors import CommitUnknownError, FencedError, RunAliveError, StorageError
 from raydist.storage import ObjectStore
 from raydist.storage.local import LocalStore
 from raydist.testing.fake_clock import FakeClock
@@ -286,6 +283,39 @@ def test_append_whose_reply_was_lost_is_found_by_reading_and_not_repeated(
     assert made is None or made == attempt.tail
 
 
+def test_open_whose_first_beat_fails_stands(open_on: Open) -> None:
+    store = WatchedStore(MemoryStore(), Fault(operation="put", part="alive", times=1))
+    assert open_on(store).number == 1
+    assert kinds(store) == [(1, "opened", 1)]
+
+
+def test_open_with_a_hint_that_cannot_be_read_searches_longer(open_on: Open) -> None:
+    store = WatchedStore(MemoryStore())
+    open_on(store).close("finished")
+    store.faults.append(Fault(operation="get", part="hint"))
+    assert open_on(store).number == 2
+
+
+def test_commit_of_unknown_result_says_so_with_its_step(open_on: Open) -> None:
+    store = WatchedStore(MemoryStore())
+    attempt = open_on(store)
+    store.faults.append(Fault(operation="put", part=journal_key(2), times=1))
+    with pytest.raises(CommitUnknownError, match="step 7 is committed is unknown") as caught:
+        commit(attempt, 7)
+    assert caught.value.step == 7
+    assert attempt.commits == []
+
+
+def test_commits_of_an_attempt_are_its_own_also_those_found_late(open_on: Open) -> None:
+    store = WatchedStore(MemoryStore())
+    commit(open_on(store), 1)
+    attempt = open_on(store)
+    lose_one_commit(store, attempt, 2)
+    assert attempt.commits == []
+    commit(attempt, 3)
+    assert [entry.facts["step"] for entry in attempt.commits] == [2, 3]
+
+
 def test_open_whose_reply_was_lost_is_found_and_not_repeated(open_on: Open) -> None:
     store = WatchedStore(
         MemoryStore(), Fault(operation="put", part=journal_key(1), times=1, after=True)
@@ -434,54 +464,3 @@ def test_refusal_while_the_store_fails_is_the_stores_error(open_on: Open) -> Non
     tail = leave_behind(store, ELSEWHERE)
     with pytest.raises(StorageError, match="injected"):
         refuse_if_alive(run="toy", store=store, tail=tail, clock=FakeClock())
-
-
-def test_holder_is_read_back_from_its_text() -> None:
-    for holder in (Holder.this_process(), Holder(host="a:b/c", pid=12, started="gone")):
-        assert Holder.parse(str(holder)) == holder
-
-
-def test_holder_of_this_process_lives_and_of_an_ended_one_is_dead() -> None:
-    here = Holder.this_process()
-    assert not here.is_dead_here()
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        started = lease_module._start_time(child.pid)
-        there = replace(here, pid=child.pid, started=started)
-        assert not there.is_dead_here()
-        assert not replace(there, host="elsewhere").is_dead_here()
-        child.kill()
-        child.wait()
-    assert there.is_dead_here()
-    assert not replace(there, host="elsewhere").is_dead_here()
-
-
-class BeatStore(WatchedStore):
-    """Says when each lease was put or refused."""
-
-    def __init__(self, *faults: Fault) -> None:
-        super().__init__(MemoryStore(), *faults)
-        self.beaten = threading.Semaphore(0)
-
-    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False) -> None:
-        try:
-            super().put(key, data, if_absent=if_absent)
-        finally:
-            if "alive" in key:
-                self.beaten.release()
-
-
-def test_lease_beats_on_after_a_failed_beat_and_stops_with_the_attempt(
-    monkeypatch: pytest.MonkeyPatch, open_on: Open
-) -> None:
-    monkeypatch.setattr(lease_module, "LEASE_RENEW_S", 0.001)
-    store = BeatStore()
-    attempt = open_on(store)
-    store.faults.append(Fault(operation="put", part="alive", times=2))
-    for _ in range(5):
-        assert store.beaten.acquire(timeout=20)
-    assert json.loads(store.get(lease_key(1)))["beats"] >= 4
-    assert json.loads(store.get(lease_key(1)))["holder"] == str(Holder.this_process())
-    attempt.close("finished")
-    thread = renewal_of(attempt).thread
-    thread.join(20)
-    assert not thread.is_alive()
