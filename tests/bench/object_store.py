@@ -322,7 +322,7 @@ def checks(data: bytearray, repeats: int) -> None:
 
 def scale() -> None:
     """Print seconds and megabytes of a commit and a restore's plan, by world size."""
-    from test_checkpoint_requests import zero3_manifest
+    from test_checkpoint_costs import zero3_manifest
 
     for world_size in (64, 256, 1024):
         manifest = zero3_manifest(world_size, num_layers=80)
