@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raydist.checkpoint.objects import DataObject, StoredRange, crc32c
-from raydist.checkpoint.packing import pack_blocks, pack_ranges, unpack_blocks, unpack_ranges
+from raydist.checkpoint.objects import DataObject, crc32c
+from raydist.checkpoint.packing import Range, Runs, pack_blocks, unpack_blocks
 from raydist.checkpoint.ranges import DTYPE_BYTES, TensorSpec, check_cover
 from raydist.checkpoint.sealed import seal, unseal
 from raydist.errors import CheckpointError
@@ -42,7 +43,8 @@ class Manifest:
     Fields:
         tensors: Logical tensors by key.
         objects: Data objects; ranges name them by index.
-        ranges: For each tensor key, (object index, StoredRange) that together cover it.
+        ranges: For each tensor key, (object index, StoredRange) that together cover it; Runs
+            when it was decoded.
         corpus: Identity of the tokens it was trained on, as ``data.Corpus`` computes it.
         scalars: Optimizer scalars (Adam's step count) by name.
     """
@@ -60,7 +62,7 @@ class Manifest:
     scalars: dict[str, float]
     tensors: dict[str, TensorSpec]
     objects: tuple[DataObject, ...]
-    ranges: dict[str, tuple[tuple[int, StoredRange], ...]]
+    ranges: Mapping[str, Sequence[Range]]
     format: int = FORMAT
 
     @property
@@ -83,16 +85,15 @@ class Manifest:
                     problem=f"{o.key}: {len(o.blocks)} checksums of blocks of {o.block_bytes} "
                     f"bytes do not cover {o.bytes} bytes."
                 )
+        sizes = [o.bytes for o in self.objects]
         for key, stored in self.ranges.items():
-            spec = self.tensors[key]
-            check_cover(key, spec.numel, ((r.offset, r.length) for _, r in stored))
-            for index, r in stored:
-                end = r.byte_start + r.length * DTYPE_BYTES[spec.dtype]
-                is_object = 0 <= index < len(self.objects)
-                if not is_object or r.byte_start < 0 or end > self.objects[index].bytes:
-                    raise CheckpointError(
-                        problem=f"{key}: range at {r.offset} is outside its object."
-                    )
+            spec, runs = self.tensors[key], Runs.of(stored).runs
+            check_cover(key, spec.numel, ((at, length * n) for _, at, length, _, n in runs))
+            for first, at, length, start, count in runs:
+                held = sizes[first : first + count] if first >= 0 else []
+                end = start + length * DTYPE_BYTES[spec.dtype]
+                if start < 0 or count < 1 or len(held) != count or end > min(held):
+                    raise CheckpointError(problem=f"{key}: range at {at} is outside its object.")
 
     def encode(self) -> bytes:
         """Return the manifest as JSON."""
@@ -109,7 +110,7 @@ class Manifest:
             }
             for o in self.objects
         ]
-        tree["ranges"] = {key: pack_ranges(stored) for key, stored in self.ranges.items()}
+        tree["ranges"] = {key: Runs.of(stored).runs for key, stored in self.ranges.items()}
         return seal(tree)
 
 
@@ -134,7 +135,7 @@ def decode(raw: bytes, *, where: str) -> Manifest:
         tree["objects"] = tuple(
             DataObject(**{**o, "blocks": unpack_blocks(o["blocks"])}) for o in tree["objects"]
         )
-        tree["ranges"] = {key: unpack_ranges(packed) for key, packed in tree["ranges"].items()}
+        tree["ranges"] = {key: Runs(runs) for key, runs in tree["ranges"].items()}
         manifest = Manifest(**tree)
         manifest.check()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

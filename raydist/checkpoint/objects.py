@@ -17,9 +17,11 @@ from awscrt import checksums
 from raydist.checkpoint.ranges import LocalRange, WantedRange
 from raydist.errors import CheckpointError
 
-_MIN_BLOCK_BYTES = 1 << 16
-"""What a resharded read wastes at each end of a range; docs/benchmarks.md has the figures."""
-_MAX_BLOCKS = 1 << 20
+_MIN_BLOCK_BYTES = 1 << 14
+_MAX_BLOCK_BYTES = 1 << 16
+"""What a resharded read wastes at most at each end of a range; docs/benchmarks.md has figures."""
+_MAX_BLOCKS = 4096
+"""Of blocks smaller than that."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,7 +146,7 @@ def describe(key: str, data: bytes | bytearray | memoryview) -> DataObject:
     """Return the manifest's record of an object, checksums computed over ``data``."""
     view = memoryview(data)
     block_bytes = _MIN_BLOCK_BYTES
-    while len(view) > block_bytes * _MAX_BLOCKS:
+    while block_bytes < _MAX_BLOCK_BYTES and len(view) > block_bytes * _MAX_BLOCKS:
         block_bytes *= 2
     blocks = array("I")
     whole = 0

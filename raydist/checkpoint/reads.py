@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from raydist.checkpoint.manifest import Manifest
 from raydist.checkpoint.objects import DataObject, crc32c
+from raydist.checkpoint.packing import Runs
 from raydist.checkpoint.ranges import DTYPE_BYTES, WantedRange
 from raydist.errors import CheckpointCorruptError, CheckpointError, ObjectMissingError
 from raydist.storage import ObjectStore
@@ -63,7 +64,8 @@ def plan_reads(manifest: Manifest, wanted: Iterable[WantedRange]) -> list[Span]:
             raise CheckpointError(problem=f"{spec.key}: one rank wants two ranges of it.")
         seen.add(spec.key)
         width = DTYPE_BYTES[spec.dtype]
-        for index, stored in manifest.ranges[spec.key]:
+        ranges = Runs.of(manifest.ranges[spec.key])
+        for index, stored in ranges.overlapping(item.offset, item.offset + item.length):
             first = max(item.offset, stored.offset)
             last = min(item.offset + item.length, stored.offset + stored.length)
             if first < last:

@@ -9,6 +9,7 @@ of its own, so that it shares no interpreter lock with the client:
 
 from __future__ import annotations
 
+import io
 import re
 import socket
 import subprocess
@@ -80,7 +81,8 @@ class _Sink:
     def serve(self, connection: socket.socket) -> None:
         """Answer the requests of one connection until the client closes it."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with connection, connection.makefile("rb", _BUFFER_BYTES) as reader:
+        stream = connection.makefile("rb", 0)
+        with connection, io.BufferedReader(stream, _BUFFER_BYTES) as reader:
             buffer = memoryview(bytearray(_BUFFER_BYTES))
             while head := _read_head(reader):
                 if b"100-continue" in head:
@@ -105,14 +107,14 @@ class _Sink:
         connection.sendall(reply)
 
 
-def _read_head(reader: Any) -> bytes:
+def _read_head(reader: io.BufferedReader[Any]) -> bytes:
     lines: list[bytes] = []
     while (line := reader.readline()) not in (b"\r\n", b""):
         lines.append(line)
     return b"".join(lines)
 
 
-def _take_body(reader: Any, head: bytes, buffer: memoryview) -> int:
+def _take_body(reader: io.BufferedReader[Any], head: bytes, buffer: memoryview) -> int:
     found = _LENGTH.search(head)
     if found:
         return _discard(reader, int(found[1]), buffer)
@@ -125,10 +127,10 @@ def _take_body(reader: Any, head: bytes, buffer: memoryview) -> int:
     return total
 
 
-def _discard(reader: Any, num_bytes: int, buffer: memoryview) -> int:
+def _discard(reader: io.BufferedReader[Any], num_bytes: int, buffer: memoryview) -> int:
     left = num_bytes
     while left:
-        count = reader.readinto(buffer[:left])  # pyright: ignore[reportAttributeAccessIssue]
+        count = reader.readinto(buffer[:left])
         if not count:
             break
         left -= count

@@ -49,7 +49,8 @@ class Exchange:
         announced = int(self.handler.headers.get("Content-Length", 0))
         if announced and "100-continue" in self.handler.headers.get("Expect", "").lower():
             self.handler.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        return self.handler.rfile.read(announced if num_bytes is None else num_bytes)
+        wanted = announced if num_bytes is None else min(announced, num_bytes)
+        return self.handler.rfile.read(wanted)
 
     def pass_on(self) -> None:
         """Do no harm."""

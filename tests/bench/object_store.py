@@ -229,6 +229,8 @@ def restores(target: Target, num_bytes: int, folder: Path) -> dict[str, Side]:
     client, arrow = target.boto3(), target.arrow()
     state_bytes = sum(4 * spec.numel for spec in specs)
 
+    read_of: dict[int, float] = {}
+
     def ours(world_size: int) -> Side:
         wants = [
             [
@@ -245,8 +247,7 @@ def restores(target: Target, num_bytes: int, folder: Path) -> dict[str, Side]:
                 buffers = {w.spec.key: memoryview(bytearray(4 * w.length)) for w in wanted}
                 spans = plan_reads(manifest, wanted)
                 num_read += read_spans(store, manifest, spans, buffers)
-            amplification = num_read / state_bytes
-            assert amplification <= 1.02, amplification
+            read_of[world_size] = num_read / state_bytes
 
         return run
 
@@ -264,6 +265,9 @@ def restores(target: Target, num_bytes: int, folder: Path) -> dict[str, Side]:
         for rank in range(2):
             client.download_file(target.bucket, f"restore/rank-{rank}", str(folder / f"b{rank}"))
 
+    for world_size in (2, 3):
+        ours(world_size)()
+        print(f"restore at {world_size} ranks reads {read_of[world_size]:.4f} of the state")
     return {
         "raydist, 2 ranks -> 2": ours(2),
         "raydist, 2 ranks -> 3": ours(3),
@@ -318,7 +322,7 @@ def checks(data: bytearray, repeats: int) -> None:
 
 def scale() -> None:
     """Print seconds and megabytes of a commit and a restore's plan, by world size."""
-    from test_checkpoint_requests import zero3_manifest
+    from test_checkpoint_costs import zero3_manifest
 
     for world_size in (64, 256, 1024):
         manifest = zero3_manifest(world_size, num_layers=80)

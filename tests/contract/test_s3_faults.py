@@ -6,8 +6,9 @@ Real: SeaweedFS, boto3, HTTP over loopback. Faked: what the proxy between them d
 
 from __future__ import annotations
 
+import hashlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -19,6 +20,7 @@ from raydist.checkpoint.ranges import LocalRange, TensorSpec, WantedRange
 from raydist.checkpoint.restore import Restored, restore
 from raydist.checkpoint.saver import RunIdentity, SaveOutcome, Saver
 from raydist.errors import CheckpointError, ObjectExistsError, StorageError
+from raydist.storage import s3_transfer
 from raydist.storage.retry import RetryPolicy
 from raydist.storage.s3 import S3Store
 from raydist.storage.s3_body import MIB, RequestLimits
@@ -42,11 +44,16 @@ from raydist.testing.s3_proxy import Fault, S3Proxy
 from raydist.testing.s3_server import S3Server
 from raydist.testing.single_rank import SingleRank
 
-POLICY = RetryPolicy(max_attempts=4, base_delay_s=0.01, max_delay_s=0.05, total_limit_s=20.0)
-LIMITS = RequestLimits(connect_s=2.0, silence_s=0.4, slowest_bytes_per_s=MIB)
+POLICY = RetryPolicy(max_attempts=3, base_delay_s=0.01, max_delay_s=0.05, total_limit_s=20.0)
+PATIENT = RequestLimits()
+HASTY = RequestLimits(silence_s=0.5, slowest_bytes_per_s=MIB)
+"""For replies that never come: all that waits in these tests."""
 SMALL = random.Random(1).randbytes(3_000)
-LARGE = random.Random(2).randbytes(33 * MIB + 5)  # three parts
+LARGE = random.Random(2).randbytes(10 * MIB + 5)  # three parts of the least size S3 takes
 SLOW_DOWN = answer_error(503, "SlowDown")
+UNANSWERED, DONE_UNANSWERED = never_answer(), never_answer(does_it=True)
+TRICKLE = trickle_reply(every_s=0.05)
+SILENT = (UNANSWERED, DONE_UNANSWERED, TRICKLE)
 
 
 @pytest.fixture(scope="module")
@@ -69,28 +76,47 @@ def proxy(
 
 
 @pytest.fixture
-def store(proxy: S3Proxy, s3_server: S3Server, request: pytest.FixtureRequest) -> S3Store:
-    name = f"faults/{abs(hash(request.node.nodeid)):x}"
-    return S3Store(
-        s3_server.bucket,
-        name,
-        endpoint_url=proxy.endpoint_url,
-        policy=POLICY,
-        limits=LIMITS,
-        rng=random.Random(0),
-        multipart_from_bytes=17 * MIB,
-    )
+def make_store(
+    proxy: S3Proxy,
+    s3_server: S3Server,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[..., S3Store]:
+    name = f"faults/{hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]}"
+    monkeypatch.setattr(s3_transfer, "MIN_PART_BYTES", 5 * MIB)
+
+    def make(limits: RequestLimits = PATIENT, endpoint_url: str = proxy.endpoint_url) -> S3Store:
+        return S3Store(
+            s3_server.bucket,
+            name,
+            endpoint_url=endpoint_url,
+            policy=POLICY,
+            limits=limits,
+            rng=random.Random(0),
+            multipart_from_bytes=6 * MIB,
+        )
+
+    return make
+
+
+@pytest.fixture
+def store(make_store: Callable[..., S3Store]) -> S3Store:
+    return make_store()
+
+
+def limits_for(act: Act) -> RequestLimits:
+    return HASTY if act in SILENT else PATIENT
 
 
 # A fault that passes: retried to success
 
 PASSING_PUTS: dict[str, tuple[Act, int]] = {
-    "slow down, a burst": (SLOW_DOWN, 3),
+    "slow down, a burst": (SLOW_DOWN, 2),
     "500 and nothing done": (answer_error(500, "InternalError"), 1),
     "500 after the body was taken": (fail_after_it_happened(), 1),
     "reset in the body": (reset_in_request(1_000), 1),
-    "no reply, nothing done": (never_answer(), 1),
-    "no reply, but done": (never_answer(does_it=True), 1),
+    "no reply, nothing done": (UNANSWERED, 1),
+    "no reply, but done": (DONE_UNANSWERED, 1),
     "expired token": (answer_error(403, "ExpiredToken"), 1),
 }
 
@@ -98,9 +124,10 @@ PASSING_PUTS: dict[str, tuple[Act, int]] = {
 @pytest.mark.parametrize("if_absent", [False, True])
 @pytest.mark.parametrize("name", PASSING_PUTS)
 def test_put_under_a_passing_fault_writes_the_bytes(
-    proxy: S3Proxy, store: S3Store, name: str, if_absent: bool
+    proxy: S3Proxy, make_store: Callable[..., S3Store], name: str, if_absent: bool
 ) -> None:
     act, times = PASSING_PUTS[name]
+    store = make_store(limits_for(act))
     proxy.set_faults([Fault(act=act, operation="PutObject", times=times)])
     store.put("key", memoryview(SMALL), if_absent=if_absent)
     assert sum(one.was_hit for one in proxy.seen) == times
@@ -108,22 +135,23 @@ def test_put_under_a_passing_fault_writes_the_bytes(
 
 
 PASSING_GETS: dict[str, tuple[Act, int]] = {
-    "slow down, a burst": (SLOW_DOWN, 3),
+    "slow down, a burst": (SLOW_DOWN, 2),
     "reset in the reply": (reset_in_reply(1_000), 2),
     "truncated reply": (truncate_reply(2_998), 2),
     "empty reply": (truncate_reply(0), 1),
-    "no reply": (never_answer(), 1),
-    "a reply that trickles": (trickle_reply(every_s=0.05), 1),
+    "no reply": (UNANSWERED, 1),
+    "a reply that trickles": (TRICKLE, 1),
     "expired token": (answer_error(403, "ExpiredToken"), 1),
 }
 
 
 @pytest.mark.parametrize("name", PASSING_GETS)
 def test_get_under_a_passing_fault_gives_the_bytes(
-    proxy: S3Proxy, store: S3Store, name: str
+    proxy: S3Proxy, make_store: Callable[..., S3Store], name: str
 ) -> None:
-    store.put("key", SMALL)
     act, times = PASSING_GETS[name]
+    store = make_store(limits_for(act))
+    store.put("key", SMALL)
     proxy.set_faults([Fault(act=act, operation="GetObject", times=times)])
     assert store.get("key", start=1, length=2_999) == SMALL[1:]
     assert sum(one.was_hit for one in proxy.seen) == times
@@ -135,22 +163,23 @@ def test_get_under_a_passing_fault_gives_the_bytes(
 
 
 PASSING_PARTS: dict[str, tuple[str, Act, int]] = {
-    "parts slowed down": ("UploadPart", SLOW_DOWN, 5),
+    "parts slowed down": ("UploadPart", SLOW_DOWN, 2),
     "500 after a part was taken": ("UploadPart", fail_after_it_happened(), 1),
     "a part reset in its body": ("UploadPart", reset_in_request(5 * MIB), 2),
-    "a part never answered": ("UploadPart", never_answer(), 1),
+    "a part never answered": ("UploadPart", UNANSWERED, 1),
     "creation answered 500": ("CreateMultipartUpload", answer_error(500, "InternalError"), 1),
     "200 with an error": ("CompleteMultipartUpload", answer_200_with_error(), 2),
     "500 after completion": ("CompleteMultipartUpload", fail_after_it_happened(), 1),
-    "completion never answered": ("CompleteMultipartUpload", never_answer(does_it=True), 1),
+    "completion never answered": ("CompleteMultipartUpload", DONE_UNANSWERED, 1),
 }
 
 
 @pytest.mark.parametrize("name", PASSING_PARTS)
 def test_put_in_parts_under_a_passing_fault_writes_the_bytes_once(
-    proxy: S3Proxy, store: S3Store, name: str
+    proxy: S3Proxy, make_store: Callable[..., S3Store], name: str
 ) -> None:
     operation, act, times = PASSING_PARTS[name]
+    store = make_store(limits_for(act))
     proxy.set_faults([Fault(act=act, operation=operation, times=times)])
     store.put("key", memoryview(LARGE), if_absent=True)
     assert sum(one.was_hit for one in proxy.seen) == times
@@ -171,10 +200,10 @@ def open_uploads(store: S3Store) -> list[StaleUpload]:
 @pytest.mark.parametrize(
     ("act", "words", "num_attempts"),
     [
-        (SLOW_DOWN, "SlowDown", 4),
-        (answer_error(500, "InternalError"), "InternalError", 4),
-        (reset_in_request(100), "lost or cut|unreachable", 4),
-        (never_answer(), "lost or cut", 4),
+        (SLOW_DOWN, "SlowDown", 3),
+        (answer_error(500, "InternalError"), "InternalError", 3),
+        (reset_in_request(100), "lost or cut|unreachable", 3),
+        (UNANSWERED, "lost or cut", 3),
         (answer_error(403, "ExpiredToken"), "ExpiredToken", 2),
         (answer_error(403, "AccessDenied"), "AccessDenied", 1),
         (answer_error(403, "RequestTimeTooSkewed"), "clock", 1),
@@ -182,8 +211,9 @@ def open_uploads(store: S3Store) -> list[StaleUpload]:
     ],
 )
 def test_put_under_a_lasting_fault_is_a_named_error_and_no_object(
-    proxy: S3Proxy, store: S3Store, act: Act, words: str, num_attempts: int
+    proxy: S3Proxy, make_store: Callable[..., S3Store], act: Act, words: str, num_attempts: int
 ) -> None:
+    store = make_store(limits_for(act))
     proxy.set_faults([Fault(act=act, operation="PutObject")])
     with pytest.raises(StorageError, match=words) as caught:
         store.put("key", SMALL)
@@ -198,18 +228,19 @@ def test_put_under_a_lasting_fault_is_a_named_error_and_no_object(
         (SLOW_DOWN, "SlowDown"),
         (reset_in_reply(10), "lost or cut"),
         (truncate_reply(2_000), "lost or cut"),
-        (never_answer(), "lost or cut"),
-        (trickle_reply(every_s=0.05), "lost or cut"),
+        (UNANSWERED, "lost or cut"),
+        (TRICKLE, "lost or cut"),
     ],
 )
-def test_get_under_a_lasting_fault_is_a_named_error_after_four_attempts(
-    proxy: S3Proxy, store: S3Store, act: Act, words: str
+def test_get_under_a_lasting_fault_is_a_named_error_after_three_attempts(
+    proxy: S3Proxy, make_store: Callable[..., S3Store], act: Act, words: str
 ) -> None:
+    store = make_store(limits_for(act))
     store.put("key", SMALL)
     proxy.set_faults([Fault(act=act, operation="GetObject")])
     with pytest.raises(StorageError, match=words):
         store.get("key", into=memoryview(bytearray(3_000)))
-    assert proxy.operations() == ["GetObject"] * 4
+    assert proxy.operations() == ["GetObject"] * 3
 
 
 @pytest.mark.parametrize(
@@ -219,12 +250,13 @@ def test_get_under_a_lasting_fault_is_a_named_error_after_four_attempts(
         ("UploadPart", reset_in_request(MIB), "lost or cut"),
         ("UploadPart", answer_error(403, "AccessDenied"), "AccessDenied"),
         ("CompleteMultipartUpload", answer_200_with_error(), "InternalError"),
-        ("CompleteMultipartUpload", never_answer(), "lost or cut"),
+        ("CompleteMultipartUpload", UNANSWERED, "lost or cut"),
     ],
 )
 def test_put_in_parts_under_a_lasting_fault_leaves_neither_object_nor_parts(
-    proxy: S3Proxy, store: S3Store, operation: str, act: Act, words: str
+    proxy: S3Proxy, make_store: Callable[..., S3Store], operation: str, act: Act, words: str
 ) -> None:
+    store = make_store(limits_for(act))
     proxy.set_faults([Fault(act=act, operation=operation)])
     with pytest.raises(StorageError, match=words):
         store.put("key", LARGE)
@@ -276,13 +308,12 @@ def test_delete_that_is_not_permitted_says_what_to_allow(proxy: S3Proxy, store: 
     assert store.get("key") == SMALL
 
 
-def test_fault_begins_at_its_time_and_its_key_only(s3_server: S3Server, store: S3Store) -> None:
-    del store  # only its environment
+def test_fault_begins_at_its_time_and_its_key_only(
+    s3_server: S3Server, make_store: Callable[..., S3Store]
+) -> None:
     clock = FakeClock()
     with S3Proxy(s3_server.endpoint_url, clock=clock) as proxy:
-        fresh = S3Store(
-            s3_server.bucket, "timed", endpoint_url=proxy.endpoint_url, policy=POLICY, limits=LIMITS
-        )
+        fresh = make_store(endpoint_url=proxy.endpoint_url)
         denied = answer_error(403, "AccessDenied")
         proxy.set_faults([Fault(act=denied, key="rank-1", from_s=60.0)])
         fresh.put("rank-1", SMALL)
@@ -375,12 +406,11 @@ def test_bytes_altered_on_their_way_to_the_store_are_never_restored(
     assert_step(restored(store), 10)
 
 
-@pytest.mark.parametrize(
-    "act", [fail_after_it_happened(), never_answer(does_it=True), never_answer(), SLOW_DOWN]
-)
+@pytest.mark.parametrize("act", [fail_after_it_happened(), DONE_UNANSWERED, UNANSWERED, SLOW_DOWN])
 def test_commit_whose_reply_is_lost_is_found_out_by_reading(
-    proxy: S3Proxy, store: S3Store, act: Act
+    proxy: S3Proxy, make_store: Callable[..., S3Store], act: Act
 ) -> None:
+    store = make_store(limits_for(act))
     save(store, 10)
     proxy.set_faults([Fault(act=act, operation="PutObject", key="journal/0000", times=2)])
     assert [outcome.committed for outcome in save(store, 20, 30)] == [True, True]
