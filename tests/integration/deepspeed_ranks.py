@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "jobs"))
 
 import deepspeed  # noqa: E402
 import torch  # noqa: E402
-import torch._dynamo  # noqa: E402  # cannot be imported under zero.Init
+import torch._dynamo  # noqa: E402, F401  # cannot be imported under zero.Init
 from deepspeed.utils import (  # noqa: E402
     safe_get_full_fp32_param,
     safe_get_full_optimizer_state,
