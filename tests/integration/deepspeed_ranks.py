@@ -3,31 +3,57 @@
     torchrun --nproc-per-node W deepspeed_ranks.py STAGE PRECISION FOLDER
 
 Rank 0 also writes FOLDER/expected.safetensors: every fp32 master and moment whole, as DeepSpeed's
-own accessors give them.
+own accessors give them in memory; under ZeRO-1 and 2 they give no moments, so these are gathered
+and cut by the optimizer's own offsets.
 """
 
 import os
 import sys
 from pathlib import Path
 
-os.environ["DS_ACCELERATOR"] = "cpu"
+from raydist.train.environment import quiet_libraries, select_accelerator
+
+select_accelerator()
+quiet_libraries()
 sys.path.insert(0, str(Path(__file__).parents[2] / "jobs"))
 
-import deepspeed
-import torch
-from deepspeed.utils import (
+import deepspeed  # noqa: E402
+import torch  # noqa: E402
+import torch._dynamo  # noqa: E402, F401  # cannot be imported under zero.Init
+from deepspeed.utils import (  # noqa: E402
     safe_get_full_fp32_param,
     safe_get_full_optimizer_state,
 )
-from llama_zero3 import build_model, llama_tiny
-from safetensors.torch import save_file
+from llama_zero3 import build_model, llama_tiny  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
 
-from raydist.config.cli import parse_request
+from raydist.config.cli import parse_request  # noqa: E402
 
 SHAPE = [
-    "--model.vocab-size", "277", "--model.hidden-size", "48", "--model.intermediate-size", "80",
-    "--model.num-layers", "2", "--data.sequence-length", "32",
+    "--model.hidden-size", "64", "--model.intermediate-size", "128", "--model.num-layers", "2",
+    "--model.num-attention-heads", "4", "--model.num-key-value-heads", "2",
+    "--data.sequence-length", "64",
 ]  # fmt: skip
+
+
+KINDS = ("exp_avg", "exp_avg_sq")
+
+
+def moments(engine):
+    """The moments of ZeRO-1 and 2, whole."""
+    zero = engine.optimizer
+    names = {id(p): name for name, p in engine.module.named_parameters()}
+    found = {}
+    for group, mine in enumerate(zero.single_partition_of_fp32_groups):
+        for kind in KINDS:
+            part = zero.optimizer.state[mine][kind]
+            parts = [torch.empty_like(part) for _ in range(torch.distributed.get_world_size())]
+            torch.distributed.all_gather(parts, part)
+            whole = torch.cat(parts)
+            offsets = zero.round_robin_bit16_offsets[group]
+            for p, at in zip(zero.round_robin_bit16_groups[group], offsets, strict=True):
+                found[f"{kind}/{names[id(p)]}"] = whole[at : at + p.numel()].view(p.shape)
+    return found
 
 
 def main():
@@ -64,8 +90,10 @@ def main():
     expected = {}
     for name, parameter in engine.module.named_parameters():
         expected[f"master/{name}"] = safe_get_full_fp32_param(parameter)
-        for kind in ("exp_avg", "exp_avg_sq"):
+        for kind in KINDS if stage == 3 else ():
             expected[f"{kind}/{name}"] = safe_get_full_optimizer_state(parameter, kind)
+    if stage < 3:
+        expected |= moments(engine)
     if rank == 0:
         whole = {k: v.detach().clone().contiguous() for k, v in expected.items()}
         save_file(whole, folder / "expected.safetensors")

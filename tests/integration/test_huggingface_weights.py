@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from job_process import JobRunner
 
 pytestmark = pytest.mark.timeout(300)
 SCRIPT = Path(__file__).with_name("weights_ranks.py")
@@ -109,3 +110,33 @@ def test_weights_in_bf16_give_the_logits_of_from_pretrained_but_for_narrowed_buf
     for name in chosen:
         assert found[name]["equal_but_for_buffers"], (name, found[name])
         assert found[name]["error"] < 0.1 * found[name]["spread"], (name, found[name])
+
+
+def test_run_begins_from_weights_and_resumes_without_them(jobs: JobRunner) -> None:
+    directory = jobs.folder / "weights"
+    config = transformers.LlamaConfig(
+        vocab_size=272,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=False,
+    )
+    model = transformers.LlamaForCausalLM(config)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(40)  # a first loss that no seed gives
+    model.save_pretrained(directory)
+    arguments = ("--name", "begun", "--model.weights", str(directory))
+    done = jobs.run(*arguments, "--num-steps", "1", launcher="torchrun")
+    assert done.exit_code == 0, done
+    assert f"weights from file://{directory}: 21 tensors" in done.stdout, done
+    assert jobs.losses("begun")[1] > 6.5
+    (directory / "model.safetensors").unlink()
+    done = jobs.run(*arguments, "--num-steps", "2", "--optimizer.decay-steps", "1",
+                    launcher="torchrun")  # fmt: skip
+    assert done.exit_code == 0, done
+    assert "weights from" not in done.stdout, done
+    fresh = jobs.run("--name", "fresh", *arguments[2:], "--num-steps", "1", launcher="torchrun")
+    assert fresh.exit_code == 2, fresh
+    assert "neither model.safetensors nor model.safetensors.index.json" in fresh.stderr, fresh
