@@ -256,6 +256,8 @@ class Sides:
             "dcp thread, shared memory": (_stager(shared=True), thread),
             "dcp process, shared memory": (_stager(shared=True), process),
         }
+        # A group of its own: in thread mode its collectives would meet ours, and hang.
+        self.dcp_group = dist.new_group(backend="gloo")
         self.number = 0
         self.ours.wait()
 
@@ -287,7 +289,7 @@ class Sides:
             replies.append(
                 dcp.async_save(
                     self.state, checkpoint_id=str(folder), async_checkpointer_type=kind,
-                    async_stager=stager,
+                    async_stager=stager, process_group=self.dcp_group,
                 )
             )  # fmt: skip
 
