@@ -19,7 +19,7 @@ from raydist.doctor.finding import label_names
 from raydist.doctor.links import Pair, Wave, first_round, second_round
 from raydist.errors import CapacityError, ClusterError, RaydistError
 from raydist.launch import ray_rank
-from raydist.launch.early_group import reserve, start_workers
+from raydist.launch.early_group import release_leftovers, reserve, start_workers
 from raydist.launch.meeting import join_ranks
 from raydist.launch.placement import Placement
 from raydist.launch.ranking import RankedGroup, WorkerPlace, rank_group
@@ -50,6 +50,7 @@ def check_group(
     Raises:
         ClusterError: The ranks did not come up, or did not find each other; names the node.
     """
+    release_leftovers()
     group = reserve(placement)
     actors: list[Any] = []
     try:

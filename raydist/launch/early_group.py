@@ -9,18 +9,27 @@ failure) are made the same way by the controller.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray._raylet import PlacementGroupID
 from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker
 from ray.train.v2._internal.util import bundle_to_remote_args
-from ray.util.placement_group import PlacementGroup, placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raydist.launch import ray_rank
 from raydist.launch.placement import Placement
+
+_NAME = "raydist-job-"
 
 
 @dataclass
@@ -32,13 +41,37 @@ class EarlyGroup:
 
 
 def reserve(placement: Placement) -> PlacementGroup:
-    """Ask Ray for the bundles; returns without waiting."""
+    """Ask Ray for the bundles; returns without waiting.
+
+    The reservation is named for the job, so that the next one can release it: Ray ends those of a
+    job that ends, but not one that the job's controller makes at that very moment.
+    """
     bundles = placement.bundles
     return placement_group(
         bundles,
         strategy=placement.strategy,
+        name=f"{_NAME}{ray.get_runtime_context().get_job_id()}-{secrets.token_hex(4)}",
         bundle_label_selector=[placement.labels] * len(bundles),
     )
+
+
+def release_leftovers() -> int:
+    """Release reservations of raydist's jobs that have ended; returns how many there were."""
+    from ray._private.state import state
+
+    dead = {job["JobID"] for job in state.job_table() if job["IsDead"]}
+    leftovers = [
+        entry["placement_group_id"]
+        for entry in placement_group_table().values()
+        if entry["state"] != "REMOVED" and _job_of(entry["name"]) in dead
+    ]
+    for identity in leftovers:
+        remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(identity))))
+    return len(leftovers)
+
+
+def _job_of(name: str) -> str | None:
+    return name.removeprefix(_NAME).partition("-")[0] if name.startswith(_NAME) else None
 
 
 def start_workers(
@@ -79,6 +112,7 @@ def start_workers(
 
 def start_early_group(placement: Placement, *, with_deepspeed: bool) -> EarlyGroup:
     """Reserve the bundles and start one worker in each; returns without waiting."""
+    release_leftovers()
     group = reserve(placement)
     actors = start_workers(placement, group, with_deepspeed=with_deepspeed)
     return EarlyGroup(placement_group=group, actors=actors)

@@ -35,6 +35,14 @@ with socket.create_server(("", int(sys.argv[1]))):
     print("held", flush=True)
     sys.stdin.read()
 """
+_LEAVE_RESERVATION = """
+import ray
+from ray.util.placement_group import placement_group
+ray.init(logging_level="ERROR")
+name = f"raydist-job-{ray.get_runtime_context().get_job_id()}-0123abcd"
+group = placement_group([{"CPU": 2}] * 3, "STRICT_SPREAD", name=name, lifetime="detached")
+assert group.wait(30)
+"""
 _ONCE = ("--fault.max-worker-failures", "0")
 
 
@@ -189,6 +197,16 @@ def test_torchrun_takes_the_interface_that_leads_to_rank_0(
     assert processes[0].returncode == 0, stderr
     done = Finished(exit_code=0, stdout=stdout, stderr=stderr)
     assert list(_interfaces(done).values()) == _data(cluster3, 2, 3)
+
+
+def test_reservation_that_a_dead_run_left_is_released(
+    cluster3: LocalCluster, jobs_on: JobsOn
+) -> None:
+    left = cluster3.node(1).run([sys.executable, "-c", _LEAVE_RESERVATION])
+    assert left.returncode == 0, left.stderr
+    done = jobs_on(cluster3.node(1)).run(*_THREE, *_SHORT, "--name", "after")
+    assert done.exit_code == 0, done
+    assert "waiting for" not in done.stdout
 
 
 def test_more_ranks_than_there_can_ever_be_are_refused_before_anything_starts(
