@@ -251,8 +251,10 @@ def restores(target: Target, num_bytes: int, folder: Path) -> dict[str, Side]:
 
         return run
 
+    local = folder / "ray"
+    local.mkdir()
+
     def ray() -> None:
-        local = folder / "ray"
         pyarrow.fs.copy_files(
             f"{target.bucket}/restore",
             str(local),
