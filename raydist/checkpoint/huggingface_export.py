@@ -261,7 +261,7 @@ def _write_shard(
 
 
 def _write_range(
-    write: Callable[[Any], object], item: WantedRange, data: memoryview, dtype: str
+    write: Callable[[Any], None], item: WantedRange, data: memoryview, dtype: str
 ) -> None:
     """Convert and write a range in slices, so that no second copy of it comes to be.
 

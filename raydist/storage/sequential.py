@@ -9,7 +9,7 @@ import os
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import IO, Any
 
 from raydist.storage.keys import TEMPORARY_PREFIX
 from raydist.storage.local import LocalStore
@@ -18,7 +18,7 @@ from raydist.storage.store import ObjectStore
 
 
 @contextlib.contextmanager
-def sequential_writer(store: ObjectStore, key: str) -> Iterator[Callable[[Any], object]]:
+def sequential_writer(store: ObjectStore, key: str) -> Iterator[Callable[[Any], None]]:
     """Give a function that adds bytes to the object; it appears, whole, when the block ends well.
 
     A local object grows under a temporary name beside its own. Any other is laid out in an
@@ -36,8 +36,8 @@ def sequential_writer(store: ObjectStore, key: str) -> Iterator[Callable[[Any], 
             yield write
         return
     with tempfile.TemporaryFile() as file:
+        yield _explaining(file, tempfile.gettempdir())
         with explained("write", tempfile.gettempdir()):
-            yield file.write
             file.flush()
         if not file.tell():
             store.put(key, b"")
@@ -51,17 +51,30 @@ def sequential_writer(store: ObjectStore, key: str) -> Iterator[Callable[[Any], 
 
 
 @contextlib.contextmanager
-def _renamed(path: str) -> Iterator[Callable[[Any], object]]:
+def _renamed(path: str) -> Iterator[Callable[[Any], None]]:
     folder = os.path.dirname(path)
     temporary = os.path.join(folder, f"{TEMPORARY_PREFIX}{os.getpid()}-{uuid.uuid4().hex}")
     with explained("write", path):
         os.makedirs(folder, exist_ok=True)
-        try:
-            with open(temporary, "xb") as file:
-                yield file.write
+        file = open(temporary, "xb")
+    try:
+        with file:
+            yield _explaining(file, path)
+            with explained("write", path):
                 file.flush()
                 os.fsync(file.fileno())
+        with explained("write", path):
             os.replace(temporary, path)
-        finally:
-            with contextlib.suppress(FileNotFoundError):  # renamed: the usual end
-                os.unlink(temporary)
+    finally:
+        with contextlib.suppress(FileNotFoundError):  # renamed: the usual end
+            os.unlink(temporary)
+
+
+def _explaining(file: IO[bytes], path: str) -> Callable[[Any], None]:
+    """Return the file's write, its errors explained; those of its user stay as they are."""
+
+    def write(data: Any) -> None:
+        with explained("write", path):
+            file.write(data)
+
+    return write

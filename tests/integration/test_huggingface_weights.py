@@ -138,5 +138,5 @@ def test_run_begins_from_weights_and_resumes_without_them(jobs: JobRunner) -> No
     assert done.exit_code == 0, done
     assert "weights from" not in done.stdout, done
     fresh = jobs.run("--name", "fresh", *arguments[2:], "--num-steps", "1", launcher="torchrun")
-    assert fresh.exit_code == 2, fresh
+    assert fresh.exit_code != 0, fresh  # torchrun has statuses of its own
     assert "neither model.safetensors nor model.safetensors.index.json" in fresh.stderr, fresh
