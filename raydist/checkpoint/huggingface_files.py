@@ -8,6 +8,7 @@ file is exactly as long as its header says.
 from __future__ import annotations
 
 import json
+import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -38,10 +39,7 @@ class StoredTensor:
     @property
     def numel(self) -> int:
         """Elements of the whole tensor."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

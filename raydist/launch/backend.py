@@ -19,11 +19,11 @@ from raydist.config import NetworkConfig
 from raydist.errors import ClusterError, RankUnreachableError, RaydistError
 from raydist.launch import ray_rank
 from raydist.launch.comparison import compare_nodes
-from raydist.launch.early_group import EarlyGroup
+from raydist.launch.early_group import EarlyGroup, place_of
 from raydist.launch.meeting import join_ranks
 from raydist.launch.placement import Placement
 from raydist.launch.rank_lines import describe_ranks
-from raydist.launch.ranking import WorkerPlace, rank_group
+from raydist.launch.ranking import rank_group
 from raydist.launch.ray_network import SettledNetwork, settle_network
 
 _LEAVE_TIMEOUT_S = 5.0
@@ -99,12 +99,7 @@ class _Group:
     def __init__(self, worker_group: Any) -> None:
         self._worker_group = worker_group
         metadata = [worker.metadata for worker in worker_group.get_workers()]
-        self.ranked = rank_group(
-            [
-                WorkerPlace(node_id=m.node_id, bundle=rank, gpu_ids=tuple(map(str, m.gpu_ids)))
-                for rank, m in enumerate(metadata)
-            ]
-        )
+        self.ranked = rank_group([place_of(m, bundle=rank) for rank, m in enumerate(metadata)])
         self._hosts = {m.node_id: f"{m.hostname} ({m.node_ip})" for m in metadata}
         self.addresses: dict[str, str] = {m.node_id: m.node_ip for m in metadata}
         nodes = self.ranked.node_of_rank
@@ -117,7 +112,7 @@ class _Group:
             RankUnreachableError: One has not; names its node.
         """
         ranks = range(len(self.ranked.node_of_rank))
-        calls = [self._worker_group.execute_single_async(r, ray_rank.where_am_i) for r in ranks]
+        calls = [self._worker_group.execute_single_async(r, ray_rank.be_ready) for r in ranks]
         self._results(calls, list(self.ranked.node_of_rank), timeout_s)
 
     def on_nodes(
@@ -148,8 +143,8 @@ class _Group:
 
     def say(self, lines: Sequence[str]) -> None:
         """Show lines to the user."""
-        for line in lines:
-            self.on_main(ray_rank.say, line)
+        if lines:
+            self.on_main(ray_rank.say, lines)
 
     def _results(self, calls: list[Any], nodes: list[str], timeout_s: float) -> list[Any]:
         """Return the results of calls that run at the same time.

@@ -33,9 +33,9 @@ from ray.train.v2.api.exceptions import (
 from raydist.errors import FailureKind, RankFailedError, RaydistError, WorkerLostError
 from raydist.fault import RankReport, decide
 from raydist.launch.backend import RaydistConfig
-from raydist.launch.early_group import EarlyGroup, reserve, start_workers
+from raydist.launch.early_group import EarlyGroup, place_of, reserve, start_workers
 from raydist.launch.events import write_event
-from raydist.launch.ranking import WorkerPlace, rank_group
+from raydist.launch.ranking import rank_group
 
 _HEAR_ALL_S, _HEAR_AGAIN_S = 2.0, 0.1
 
@@ -117,14 +117,7 @@ class AdoptingWorkerGroup(WorkerGroup):
 
 def _ranked(workers: list[Worker]) -> list[Worker]:
     """Return the workers in rank order, each with its place."""
-    places = [
-        WorkerPlace(
-            node_id=w.metadata.node_id,
-            bundle=w.placement_group_bundle_index or 0,
-            gpu_ids=tuple(str(gpu) for gpu in w.metadata.gpu_ids),
-        )
-        for w in workers
-    ]
+    places = [place_of(w.metadata, bundle=w.placement_group_bundle_index or 0) for w in workers]
     group = rank_group(places)
     ordered = [workers[index] for index in group.order]
     for worker, world in zip(ordered, group.worlds, strict=True):

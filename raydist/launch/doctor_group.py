@@ -19,10 +19,10 @@ from raydist.doctor.finding import label_names
 from raydist.doctor.links import Pair, Wave, first_round, second_round
 from raydist.errors import CapacityError, ClusterError, RaydistError
 from raydist.launch import ray_rank
-from raydist.launch.early_group import release_leftovers, reserve, start_workers
+from raydist.launch.early_group import place_of, release_leftovers, reserve, start_workers
 from raydist.launch.meeting import join_ranks
 from raydist.launch.placement import Placement
-from raydist.launch.ranking import RankedGroup, WorkerPlace, rank_group
+from raydist.launch.ranking import RankedGroup, rank_group
 from raydist.launch.ray_network import SettledNetwork
 from raydist.network import NetworkDecision
 from raydist.network.candidates import hosts_of
@@ -146,14 +146,7 @@ def _check(
 ) -> GroupResult:
     metadata = _metadata(actors)
     group = rank_group(
-        [
-            WorkerPlace(
-                node_id=m.node_id,
-                bundle=placement.bundle_of(index),
-                gpu_ids=tuple(map(str, m.gpu_ids)),
-            )
-            for index, m in enumerate(metadata)
-        ]
+        [place_of(m, bundle=placement.bundle_of(index)) for index, m in enumerate(metadata)]
     )
     ranks = _Ranks(actors, group, settled.decision)
     limits = replace(network, timeout_s=min(network.timeout_s, _GROUP_TIMEOUT_S))

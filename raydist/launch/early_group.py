@@ -16,7 +16,7 @@ from typing import Any
 
 import ray
 from ray._raylet import PlacementGroupID
-from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker
+from ray.train.v2._internal.execution.worker_group.worker import ActorMetadata, RayTrainWorker
 from ray.train.v2._internal.util import bundle_to_remote_args
 from ray.util.placement_group import (
     PlacementGroup,
@@ -28,6 +28,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raydist.launch import ray_rank
 from raydist.launch.placement import Placement
+from raydist.launch.ranking import WorkerPlace
 
 _NAME = "raydist-job-"
 
@@ -52,6 +53,13 @@ def reserve(placement: Placement) -> PlacementGroup:
         strategy=placement.strategy,
         name=f"{_NAME}{ray.get_runtime_context().get_job_id()}-{secrets.token_hex(4)}",
         bundle_label_selector=[placement.labels] * len(bundles),
+    )
+
+
+def place_of(metadata: ActorMetadata, *, bundle: int) -> WorkerPlace:
+    """Return where a worker came up, as ranks are ordered by it."""
+    return WorkerPlace(
+        node_id=metadata.node_id, bundle=bundle, gpu_ids=tuple(map(str, metadata.gpu_ids))
     )
 
 

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import ray
 import ray.train
 
 from raydist.clock import SystemClock
@@ -72,11 +71,8 @@ def preload(with_deepspeed: bool) -> None:
         gc.enable()
 
 
-def where_am_i() -> tuple[str, tuple[str, ...]]:
-    """Return this worker's Ray node id and the GPUs it was given."""
-    context = ray.get_runtime_context()
-    gpus = context.get_accelerator_ids().get("GPU", [])
-    return context.get_node_id(), tuple(str(gpu) for gpu in gpus)
+def be_ready() -> None:
+    """Answer, once what was asked of this worker before is done: its imports."""
 
 
 def placed_world() -> World:
@@ -211,9 +207,10 @@ def join_group(
     )
 
 
-def say(text: str) -> None:
-    """Show one line to the user."""
-    write_event("say", text)
+def say(lines: Sequence[str]) -> None:
+    """Show lines to the user."""
+    for line in lines:
+        write_event("say", line)
 
 
 def leave_group() -> None:

@@ -36,7 +36,8 @@ from raydist.storage.s3_transfer import (
     spans,
     upload_parts,
 )
-from raydist.storage.s3_uploads import StaleUpload, abort_upload, stale_uploads
+from raydist.storage.s3_uploads import abort_upload, stale_uploads
+from raydist.storage.stale_uploads import StaleUpload
 
 _MAX_READS = 3
 
@@ -283,8 +284,8 @@ class S3Store:
     def stale_uploads(self, prefix: str, *, older_than_s: float) -> list[StaleUpload]:
         """Return the uploads in parts below ``prefix`` that were begun and never ended.
 
-        Beyond the ObjectStore protocol: only S3 has them. A writer that was killed leaves them,
-        and they are paid for.
+        Beyond the ObjectStore protocol. A writer that was killed leaves them, and they are paid
+        for; their age is by the store's clock.
 
         Args:
             prefix: As in ``list``.

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -13,20 +12,7 @@ from botocore.exceptions import ClientError
 
 from raydist.storage.s3_errors import failure_of
 from raydist.storage.s3_requests import BucketRequests
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StaleUpload:
-    """An upload that was begun and neither completed nor aborted.
-
-    Fields:
-        key: Of the object that it would have made.
-        age_s: Since it was begun, both times by the store's clock.
-    """
-
-    key: str
-    upload_id: str
-    age_s: float
+from raydist.storage.stale_uploads import StaleUpload
 
 
 def stale_uploads(

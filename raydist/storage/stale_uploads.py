@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,17 +28,15 @@ class StaleUpload:
 class StaleUploads(Protocol):
     """A store on which unfinished writes stay behind: multipart uploads, temporary files."""
 
-    def stale_uploads(self, prefix: str, *, older_than_s: float) -> Iterable[Any]:
+    def stale_uploads(self, prefix: str, *, older_than_s: float) -> Iterable[StaleUpload]:
         """Return what was left below ``prefix`` that long ago; a live writer's is among it.
-
-        Each has the fields of StaleUpload.
 
         Raises:
             StorageError: The store failed.
         """
         ...
 
-    def abort_upload(self, upload: Any) -> None:
+    def abort_upload(self, upload: StaleUpload) -> None:
         """Remove what it left; one that is not there is no error. Its writer will fail.
 
         Raises:

@@ -9,37 +9,15 @@ from __future__ import annotations
 import pickle
 import random
 import threading
-import uuid
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from raydist.errors import ConfigError, ObjectExistsError, ObjectMissingError, StorageError
 from raydist.storage import ObjectStore, open_store
 from raydist.storage.open import check_writable
-from raydist.testing.memory_store import MemoryStore
-from raydist.testing.s3_server import S3Server
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def s3_url(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
-    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in s3_server.environment().items():
-        monkeypatch.setenv(name, value)
-    return f"s3://{s3_server.bucket}/contract/{uuid.uuid4().hex}"
-
-
-@pytest.fixture(params=["memory", "local", "s3"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
-    if request.param == "memory":
-        return MemoryStore()
-    if request.param == "local":
-        return open_store(str(tmp_path / "root"))
-    return open_store(request.getfixturevalue("s3_url"))
 
 
 def run_together(num_threads: int, work: Callable[[int], None]) -> list[Exception | None]:

@@ -24,7 +24,7 @@ from raydist.storage import s3_transfer
 from raydist.storage.retry import RetryPolicy
 from raydist.storage.s3 import S3Store
 from raydist.storage.s3_body import MIB, RequestLimits
-from raydist.storage.s3_uploads import StaleUpload
+from raydist.storage.stale_uploads import StaleUpload
 from raydist.testing.fake_clock import FakeClock
 from raydist.testing.s3_faults import (
     Act,

@@ -7,7 +7,6 @@ Real: the local filesystem, SeaweedFS over loopback as S3, the safetensors packa
 from __future__ import annotations
 
 import random
-import uuid
 from pathlib import Path
 
 import pytest
@@ -21,26 +20,6 @@ from raydist.checkpoint.ranges import TensorSpec, WantedRange
 from raydist.errors import StorageError
 from raydist.storage import ObjectStore, open_store
 from raydist.storage.sequential import sequential_writer
-from raydist.testing.memory_store import MemoryStore
-from raydist.testing.s3_server import S3Server
-
-
-@pytest.fixture
-def s3_url(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
-    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in s3_server.environment().items():
-        monkeypatch.setenv(name, value)
-    return f"s3://{s3_server.bucket}/sequential/{uuid.uuid4().hex}"
-
-
-@pytest.fixture(params=["memory", "local", "s3"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
-    if request.param == "memory":
-        return MemoryStore()
-    if request.param == "local":
-        return open_store(str(tmp_path / "root"))
-    return open_store(request.getfixturevalue("s3_url"))
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 70 << 20])
